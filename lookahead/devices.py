@@ -1,0 +1,55 @@
+"""Where and in what precision a model runs: names from the user to torch's devices and dtypes."""
+
+from collections.abc import Mapping
+
+import torch
+
+from lookahead.errors import InputError
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the first CUDA device, or the CPU where there is none. Raises InputError for a device
+    that is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (":" in name and not index.isdecimal()):
+        raise InputError(f"device {name!r} is not known, expected auto, cpu, cuda or cuda:INDEX")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= count:
+        raise InputError(
+            f"device {name!r} is not there: this machine has {count} CUDA devices; use auto or cpu"
+        )
+    return torch.device("cuda", int(index or 0))
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto" is what the device computes fast: bfloat16, or where it has no instructions for that
+    float16 on a GPU and float32 on a CPU. Raises InputError for an unknown name."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise InputError(f"dtype {name!r} is not known, expected auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if _cpu_has_bfloat16() else torch.float32
+
+
+def _cpu_has_bfloat16() -> bool:
+    """Whether an x86 CPU multiplies bfloat16 in hardware; no, where torch is too old to tell."""
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The user's name of a dtype."""
+    return next(name for name, value in DTYPES.items() if value == dtype)

@@ -1,0 +1,256 @@
+"""Load a checkpoint, take requests, return text: the Python interface.
+
+Knows what can be asked for and refuses the rest. How a request runs is `stream.py`'s business, what a
+step does that of `step.py`.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lookahead.config import AUTOREGRESSIVE, LookaheadConfig, SamplingConfig
+from lookahead.devices import choose_device, choose_dtype
+from lookahead.errors import InputError
+from lookahead.layout import LookaheadLayout
+from lookahead.models.checkpoint_config import read_model_config
+from lookahead.models.llama import Llama
+from lookahead.models.loader import load_weights
+from lookahead.prefill import CHUNK_ROWS
+from lookahead.results import Result
+from lookahead.step import DecodeState, Step, StepRecord
+from lookahead.stream import Request, Stream
+from lookahead.tokenizer import Tokenizer
+
+MODES = ("lookahead", "autoregressive")
+DEFAULT_MAX_LENGTH = 4096
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """A loaded model, its buffers and its tokenizer. One request runs at a time."""
+
+    def __init__(
+        self,
+        model: Llama,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        batch_size: int = 1,
+        max_step_rows: int = 128,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.max_step_rows = max_step_rows
+        spare = _spare_rows(max_step_rows)
+        self._cache = model.new_cache(batch_size, max_length, spare)
+        self._state = DecodeState(batch_size, max_length, spare, model.device)
+        self._step = Step(model, self._cache, self._state, AUTOREGRESSIVE)
+        self._running: Callable[[], Stream | None] = lambda: None  # weak: a dropped stream is over
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_length: int | None = None,
+        batch_size: int = 1,
+        max_step_rows: int = 128,
+    ) -> "Engine":
+        """Load a checkpoint directory and allocate every buffer.
+
+        Args:
+            path: directory with config.json, safetensors weights and a tokenizer.
+            device: "auto", "cpu", "cuda" or "cuda:INDEX".
+            dtype: "auto", "bfloat16", "float16", "float32" or "float64".
+            max_length: tokens of prompt and answer together; by default 4096 or, if that is less,
+                what the model was made for.
+            batch_size: sequences per step.
+            max_step_rows: rows that a step may have; bounds (W, N, G).
+
+        Raises:
+            InputError: one line saying what was wrong, what was expected and what to do.
+        """
+        path = Path(path)
+        _check_count("batch_size", batch_size)
+        _check_count("max_step_rows", max_step_rows)
+        chosen_device = choose_device(device)
+        chosen_dtype = choose_dtype(dtype, chosen_device)
+        config = read_model_config(path)
+        limit = config.max_position_embeddings
+        if max_length is None:
+            max_length = min(DEFAULT_MAX_LENGTH, limit)
+        _check_count("max_length", max_length, least=2)
+        if max_length > limit:
+            raise InputError(
+                f"max_length {max_length} is more than the {limit} positions of the model"
+            )
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise InputError(
+                f"{path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, expected fewer than "
+                f"the vocab_size {config.vocab_size} of config.json"
+            )
+        weights = load_weights(path, config, chosen_dtype, chosen_device)
+        model = Llama(config, weights, max_length + _spare_rows(max_step_rows))
+        return cls(
+            model,
+            tokenizer,
+            max_length=max_length,
+            batch_size=batch_size,
+            max_step_rows=max_step_rows,
+        )
+
+    def default_lookahead(self) -> LookaheadConfig:
+        """The (W, N, G) used where none is given, by device."""
+        shape = (5, 4, 5) if self.model.device.type == "cpu" else (15, 5, 15)
+        return LookaheadConfig(*shape)
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 256,
+        mode: str = "lookahead",
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        trace: Callable[[StepRecord], None] | None = None,
+    ) -> Result | list[Result]:
+        """Decode one prompt to its end. Arguments as for `stream`; a list of prompts gives a list."""
+        prompts, is_list = _as_prompts(prompt)
+        if len(prompts) > 1:
+            raise InputError(
+                f"got {len(prompts)} prompts, expected one: give them one at a time, batches do not "
+                "exist yet"
+            )
+        stream = self.stream(
+            prompts[0],
+            max_new_tokens=max_new_tokens,
+            mode=mode,
+            lookahead=lookahead,
+            sampling=sampling,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            trace=trace,
+        )
+        with stream:
+            for _ in stream:
+                pass
+        return [stream.result] if is_list else stream.result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        mode: str = "lookahead",
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        trace: Callable[[StepRecord], None] | None = None,
+    ) -> "Stream":
+        """Decode one prompt step by step.
+
+        Args:
+            prompt: text, or token ids.
+            max_new_tokens: at most so many tokens are emitted.
+            mode: "lookahead" or "autoregressive"; the text is the same.
+            lookahead: (W, N, G) and more; by default `default_lookahead()`.
+            sampling: greedy decoding only, as yet.
+            stop: the text ends before the first of these strings.
+            ignore_eos: go on behind an end-of-text id.
+            trace: called with each step's record.
+
+        Returns:
+            An iterator of chunks, one a step; its `result` is ready at the end.
+
+        Raises:
+            InputError: something given cannot be used, or another stream is running.
+        """
+        running = self._running()
+        if running is not None and not running.is_done:
+            raise InputError(
+                "another stream of this engine is running: read it to its end or close it first"
+            )
+        if mode not in MODES:
+            raise InputError(f"mode {mode!r} is not known, expected {' or '.join(MODES)}")
+        _check_count("max_new_tokens", max_new_tokens)
+        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
+            raise InputError(f"stop must be a list of non-empty strings, got {stop!r}")
+        sampling = sampling or SamplingConfig()
+        config = lookahead or self.default_lookahead()
+        if mode == "autoregressive":
+            config = AUTOREGRESSIVE
+        self._check_rows(config)
+        ids = self._prompt_ids(prompt)
+        if self._step.config != config:
+            self._step = Step(self.model, self._cache, self._state, config)
+        request = Request(
+            prompt=prompt if isinstance(prompt, str) else self.tokenizer.decode(ids),
+            token_ids=ids,
+            max_new_tokens=max_new_tokens,
+            mode=mode,
+            seed=sampling.seed,
+            eos_ids=() if ignore_eos else self.model.config.eos_token_ids,
+            stops=tuple(stop),
+        )
+        stream = Stream(self._step, self.tokenizer.detokenizer(), request, trace)
+        self._running = weakref.ref(stream)
+        return stream
+
+    def chat_ids(self, message: str, system: str | None = None) -> list[int]:
+        """Token ids of one user message, behind a system message if given, in the checkpoint's chat
+        format. Raises InputError where the checkpoint has no chat template."""
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return self.tokenizer.chat_ids([*messages, {"role": "user", "content": message}])
+
+    def _check_rows(self, config: LookaheadConfig) -> None:
+        shape = (config.window, config.ngram, config.guesses)
+        num_rows = LookaheadLayout.count_rows(*shape)
+        if num_rows > self.max_step_rows:
+            fits = self.max_step_rows // (2 * (config.ngram - 1))
+            raise InputError(
+                f"(window, ngram, guesses) = {shape} takes {num_rows} rows a step, more than "
+                f"max_step_rows {self.max_step_rows}; with window = guesses at most {fits} fits"
+            )
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        if not ids:
+            raise InputError(
+                "the prompt is empty: after tokenising it has no tokens, expected at least 1"
+            )
+        vocab_size = self.model.config.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise InputError(
+                    f"prompt id {token} is not in the vocabulary, expected 0..{vocab_size - 1}"
+                )
+        if len(ids) >= self.max_length:
+            most = self.model.config.max_position_embeddings
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, at most {self.max_length - 1} fit in a context of "
+                f"{self.max_length}; shorten it or raise max_length (the model has {most} positions)"
+            )
+        return ids
+
+
+def _spare_rows(max_step_rows: int) -> int:
+    """Room behind the context for the rows of a step or a prefill chunk."""
+    return max(max_step_rows, CHUNK_ROWS)
+
+
+def _check_count(name: str, value: int, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
+    """The prompts, and whether a list of prompts was given rather than one prompt."""
+    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
+        return [prompt], False  # type: ignore[list-item]
+    return list(prompt), True  # type: ignore[arg-type]

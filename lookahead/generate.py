@@ -1,0 +1,255 @@
+"""The command line: `python -m lookahead.generate --ckpt PATH --prompt TEXT`. Only parses and prints.
+
+Text goes to standard output, everything about it to standard error. Exit codes: 0; 1 when `--compare`
+finds a difference; 2 for wrong input, with one line `error: ...`; 130 on Ctrl-C, after printing what
+was generated.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import NoReturn
+
+from lookahead.config import LookaheadConfig, SamplingConfig
+from lookahead.devices import DTYPES
+from lookahead.engine import MODES, Engine
+from lookahead.errors import InputError
+from lookahead.results import Result
+from lookahead.stream import Stream
+
+COLOURS = (36, 33, 32, 35, 34, 31)
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong options in one line, like all other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All options; window, ngram and guesses are the paper's W, N and G."""
+    parser = _Parser(prog="python -m lookahead.generate", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--ckpt", required=True, metavar="PATH", help="checkpoint directory")
+    add("--prompt", action="append", default=[], metavar="TEXT")
+    add(
+        "--prompt-file",
+        metavar="FILE",
+        help='.jsonl: {"prompt": ...} a line; else one prompt; - stdin',
+    )
+    add("--batch", type=int, default=1, metavar="B", help="sequences per step (only 1 as yet)")
+    add("--chat", action="store_true", help="apply the checkpoint's chat template")
+    add("--system", metavar="TEXT", help="system message, with --chat")
+    add("--max-new-tokens", type=int, default=256, metavar="COUNT")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may repeat",
+    )
+    add("--ignore-eos", action="store_true", help="go on behind an end-of-text id")
+    add("--mode", choices=MODES, default="lookahead")
+    add("--window", type=int, metavar="W", help="columns of the lookahead window")
+    add("--ngram", type=int, metavar="N", help="tokens of an n-gram, its key included")
+    add("--guesses", type=int, metavar="G", help="candidates verified in a step")
+    add("--no-prompt-ngrams", action="store_true", help="start with an empty n-gram pool")
+    add("--temperature", type=float, default=0.0, help="only 0, greedy, as yet")
+    for name, kind in (("top-k", int), ("top-p", float), ("min-p", float)):
+        add(f"--{name}", type=kind, help="not yet")
+    add("--repetition-penalty", type=float, help="not yet")
+    add("--seed", type=int, default=0)
+    add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
+    add("--dtype", default="auto", metavar="|".join(("auto", *DTYPES)))
+    add("--max-length", type=int, metavar="COUNT", help="tokens of prompt and answer together")
+    add(
+        "--compare", action="store_true", help="also run autoregressive: same ids? how much faster?"
+    )
+    add("--json", action="store_true", help="one JSON object a prompt on standard output, no more")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us without a traceback
+    try:
+        return _run(build_parser().parse_args(arguments))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    # What can be refused is refused before the model is loaded.
+    prompt = _read_prompt(options)
+    sampling = SamplingConfig(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+    if options.batch != 1:
+        raise InputError(f"--batch {options.batch}: only 1 is possible as yet")
+    if options.system is not None and not options.chat:
+        raise InputError("--system needs --chat")
+    if options.compare and options.mode != "lookahead":
+        raise InputError("--compare runs both modes: leave out --mode autoregressive")
+    _lookahead_config(options, LookaheadConfig())
+    if options.max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
+
+    engine = Engine.load(
+        options.ckpt, device=options.device, dtype=options.dtype, max_length=options.max_length
+    )
+    lookahead = _lookahead_config(options, engine.default_lookahead())
+    ids_or_text = engine.chat_ids(prompt, options.system) if options.chat else prompt
+
+    def start(mode: str) -> Stream:
+        return engine.stream(
+            ids_or_text,
+            max_new_tokens=options.max_new_tokens,
+            mode=mode,
+            lookahead=lookahead,
+            sampling=sampling,
+            stop=options.stop,
+            ignore_eos=options.ignore_eos,
+        )
+
+    result = _show(start(options.mode), silent=options.json)
+    interrupted = result.finish_reason == "interrupted"
+    if options.compare and not interrupted:
+        other = replace(_show(start("autoregressive"), silent=True), prompt=prompt)
+        interrupted = other.finish_reason == "interrupted"
+        if not interrupted:
+            identical = other.token_ids == result.token_ids
+            result = replace(result, autoregressive=other, identical=identical)
+            print(_comparison(result, other), file=sys.stderr)
+    if options.json:
+        print(json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False), flush=True)
+    if interrupted:
+        return INTERRUPTED
+    return 1 if result.identical is False else 0
+
+
+def _lookahead_config(options: argparse.Namespace, default: LookaheadConfig) -> LookaheadConfig:
+    """The default with what was given in its place."""
+    given = {
+        name: getattr(options, name)
+        for name in ("window", "ngram", "guesses")
+        if getattr(options, name) is not None
+    }
+    prompt_ngrams = not options.no_prompt_ngrams
+    return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
+
+
+def _read_prompt(options: argparse.Namespace) -> str:
+    """The one prompt that was given."""
+    prompts = list(options.prompt)
+    if options.prompt_file is not None:
+        prompts += _read_prompt_file(options.prompt_file)
+    if not prompts:
+        raise InputError("there is no prompt: give --prompt TEXT or --prompt-file FILE")
+    if len(prompts) > 1:
+        raise InputError(f"got {len(prompts)} prompts, expected one: batches do not exist yet")
+    return prompts[0]
+
+
+def _read_prompt_file(name: str) -> list[str]:
+    """Prompts of a .jsonl file, or the whole of another file or of standard input."""
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"prompt file {name} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"prompt file {name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+        ) from error
+    if not name.endswith(".jsonl"):
+        return [text]
+    return [
+        _json_prompt(name, number, line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip()
+    ]
+
+
+def _json_prompt(name: str, number: int, line: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"prompt file {name}, line {number} is not JSON: {error}") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else None
+    if not isinstance(prompt, str):
+        raise InputError(
+            f'prompt file {name}, line {number}: expected an object with a string "prompt"'
+        )
+    return prompt
+
+
+def _show(stream: Stream, silent: bool) -> Result:
+    """Run a stream to its end, or to Ctrl-C, printing text as it comes unless `silent`."""
+    shown = 0
+    colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
+    try:
+        for chunk in stream:
+            shown += len(chunk.text)
+            if not silent:
+                _print_piece(chunk.text, next(colours))
+    except KeyboardInterrupt:
+        stream.close()
+    result = stream.result
+    if not silent:
+        # What was held back, for a stop string that never came, is shown before the end.
+        _print_piece(result.text[shown:] + "\n", None)
+    print(_summary(result), file=sys.stderr)
+    return result
+
+
+def _print_piece(text: str, colour: int | None) -> None:
+    print(text if colour is None else f"\033[{colour}m{text}\033[0m", end="", flush=True)
+
+
+def _summary(result: Result) -> str:
+    shape = (
+        f" {(result.window, result.ngram, result.guesses)}" if result.mode == "lookahead" else ""
+    )
+    ms_per_step = 1000 * result.decode_seconds / max(result.steps, 1)
+    return (
+        f"{result.mode}{shape}: {result.new_tokens} tokens, {result.steps} steps, "
+        f"{result.tokens_per_step:.2f} tokens/step, {ms_per_step:.1f} ms/step, "
+        f"{result.tokens_per_second:.1f} tokens/s "
+        f"({result.device}, {result.dtype}, ended by {result.finish_reason})"
+    )
+
+
+def _comparison(result: Result, other: Result) -> str:
+    ratio = result.tokens_per_second / other.tokens_per_second
+    if result.identical:
+        return f"identical ids; lookahead runs at {ratio:.2f}x the speed of autoregressive"
+    pairs = zip(result.token_ids, other.token_ids, strict=False)
+    first = next(
+        (place for place, (mine, its) in enumerate(pairs) if mine != its),
+        min(result.new_tokens, other.new_tokens),
+    )
+    ids = [r.token_ids[first] if first < r.new_tokens else None for r in (result, other)]
+    return (
+        f"different ids from new token {first} on: lookahead {ids[0]}, autoregressive {ids[1]}; "
+        f"lookahead runs at {ratio:.2f}x the speed"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

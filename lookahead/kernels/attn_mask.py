@@ -1,0 +1,69 @@
+"""Attention of a step's rows over the committed prefix and their own paths.
+
+`attend` checks its arguments and runs the named implementation. It knows a row tree and a cache; it
+does not know what the rows are for. No mask tensor is an argument: the tree says what is visible.
+"""
+
+import torch
+
+from lookahead.kernels.attn_mask_ref import attend_ref
+from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
+from lookahead.layout import RowTree
+
+IMPLEMENTATIONS = {"torch": attend_ref}
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    layout: RowTree,
+    *,
+    row_start: int,
+    live_rows: torch.Tensor,
+    implementation: str = "torch",
+) -> torch.Tensor:
+    """Softmax attention, scaled by head_dim ** -0.5, of T step rows of each sequence.
+
+    Row r of sequence b sees the keys of positions 0..lengths[b]-1, at those indices of the cache, and
+    the keys of its path in `layout`, where row k's key lies at index `row_start + k`. Nothing else of
+    the cache is read. Query head h uses key/value head h // (num_q_heads // num_kv_heads).
+
+    Args:
+        q: [B, T, num_q_heads, head_dim], float16, bfloat16, float32 or float64.
+        k_cache, v_cache: [B, num_kv_heads, C, head_dim] of q's dtype.
+        lengths: [B] int, committed length of each sequence, at most `row_start`.
+        layout: the tree of the T rows.
+        row_start: index of row 0's key in the cache; row_start + T <= C.
+        live_rows: [B] int; rows from this number on are dead: no live row may have one on its path,
+            their queries and keys are not read and their output is 0.
+        implementation: which implementation runs.
+
+    Returns:
+        [B, T, num_q_heads, head_dim] of q's dtype.
+
+    Raises:
+        ValueError: an argument does not fit; says which, what was expected and what it got.
+    """
+    run = choose(IMPLEMENTATIONS, implementation)
+    check_rank("q", q, 4, "[B, T, num_q_heads, head_dim]")
+    check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
+    batch, num_rows, num_q_heads, head_dim = q.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if layout.num_rows != num_rows:
+        raise ValueError(f"layout: expected {num_rows} rows as q has, got {layout.num_rows}")
+    if num_kv_heads == 0 or num_q_heads % num_kv_heads:
+        raise ValueError(
+            f"q: expected a multiple of {num_kv_heads} heads as k_cache has, got {num_q_heads}"
+        )
+    if row_start < 0 or row_start + num_rows > capacity:
+        raise ValueError(
+            f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
+            f"{capacity}, got {row_start}"
+        )
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, cache, (batch, num_kv_heads, capacity, head_dim), q)
+    for name, counts in (("lengths", lengths), ("live_rows", live_rows)):
+        check_tensor(name, counts, (batch,), q, INDEX_DTYPES)
+    return run(q, k_cache, v_cache, lengths, layout, row_start, live_rows)

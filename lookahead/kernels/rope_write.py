@@ -1,0 +1,62 @@
+"""Rotary embedding of a step's queries and keys, and the write of keys and values into the cache."""
+
+import torch
+
+from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
+from lookahead.kernels.rope_write_ref import rope_write_ref
+
+IMPLEMENTATIONS = {"torch": rope_write_ref}
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    row_start: int,
+    implementation: str = "torch",
+) -> torch.Tensor:
+    """Rotate queries and keys by their positions; store keys and values of row r at row_start + r.
+
+    Element i of a head is paired with element i + head_dim / 2. Computed in the dtype of the tables and
+    rounded once.
+
+    Args:
+        qkv: [B, T, num_q_heads + 2 * num_kv_heads, head_dim]: query, key and value heads in this order.
+        cos, sin: [P, head_dim / 2], float32 (float64 for float64 input); row p is for position p < P.
+        positions: [B, T] int, position of each row.
+        k_cache, v_cache: [B, num_kv_heads, C, head_dim] of qkv's dtype, written in place.
+        row_start: cache index of row 0; row_start + T <= C.
+        implementation: which implementation runs.
+
+    Returns:
+        The rotated queries [B, T, num_q_heads, head_dim].
+
+    Raises:
+        ValueError: an argument does not fit; says which, what was expected and what it got.
+    """
+    run = choose(IMPLEMENTATIONS, implementation)
+    check_rank("qkv", qkv, 4, "[B, T, num_q_heads + 2 * num_kv_heads, head_dim]")
+    check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
+    batch, num_rows, num_heads, head_dim = qkv.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if num_heads <= 2 * num_kv_heads:
+        raise ValueError(
+            f"qkv: expected more than {2 * num_kv_heads} heads for {num_kv_heads} key/value heads, "
+            f"got {num_heads}"
+        )
+    if row_start < 0 or row_start + num_rows > capacity:
+        raise ValueError(
+            f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
+            f"{capacity}, got {row_start}"
+        )
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, cache, (batch, num_kv_heads, capacity, head_dim), qkv)
+    wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_tensor(name, table, (cos.shape[0], head_dim // 2), qkv, (wide,))
+    check_tensor("positions", positions, (batch, num_rows), qkv, INDEX_DTYPES)
+    return run(qkv, cos, sin, positions, k_cache, v_cache, row_start)

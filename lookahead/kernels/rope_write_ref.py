@@ -1,0 +1,27 @@
+"""The specification of `rope_write` in torch."""
+
+import torch
+
+
+def rope_write_ref(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    row_start: int,
+) -> torch.Tensor:
+    """See `rope_write`."""
+    num_rows, num_heads = qkv.shape[1:3]
+    num_kv_heads = k_cache.shape[1]
+    rotated, values = qkv.split([num_heads - num_kv_heads, num_kv_heads], dim=2)
+    first, second = rotated.to(cos.dtype).chunk(2, dim=-1)
+    row_cos, row_sin = cos[positions].unsqueeze(2), sin[positions].unsqueeze(2)
+    rotated = torch.cat(
+        [first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1
+    ).to(qkv.dtype)
+    queries, keys = rotated.split([num_heads - 2 * num_kv_heads, num_kv_heads], dim=2)
+    k_cache[:, :, row_start : row_start + num_rows] = keys.transpose(1, 2)
+    v_cache[:, :, row_start : row_start + num_rows] = values.transpose(1, 2)
+    return queries

@@ -1,0 +1,1 @@
+"""The model: configuration and weights of a checkpoint, rotary tables, forward pass."""

@@ -1,0 +1,288 @@
+"""`config.json` and `generation_config.json` of a checkpoint, read into a `ModelConfig`.
+
+Knows the keys of the published LLaMA configuration. Each key that changes the mathematics is honoured
+or refused by name; a key nobody here knows is refused too, for it might. Knows nothing of weights.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lookahead.config import ModelConfig, RopeConfig
+from lookahead.errors import InputError
+
+# Keys of either file that change nothing about greedy inference, whatever their value. Sampling
+# settings are among them: a checkpoint only suggests those, and the caller's own settings rule.
+INERT_KEYS = frozenset(
+    """
+    _attn_implementation_autoset _from_model_config _name_or_path architectures assistant_early_exit
+    attention_dropout bos_token_id cache_implementation chunk_size_feed_forward compile_config
+    disable_compile do_sample dtype early_stopping eos_token_id epsilon_cutoff eta_cutoff
+    finetuning_task id2label initializer_range is_assistant is_decoder is_llama_config label2id
+    length_penalty low_memory max_length max_new_tokens max_time min_p model_type num_beam_groups
+    num_return_sequences output_attentions output_hidden_states output_logits output_scores
+    pad_token_id prefix pretraining_tp problem_type remove_invalid_values renormalize_logits
+    return_dict return_dict_in_generate return_legacy_cache sep_token_id task_specific_params
+    temperature tf_legacy_loss token_healing tokenizer_class top_h top_k top_p torch_dtype torchscript
+    transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
+    use_cache
+    """.split()
+)
+
+# Keys of either file that would change the result unless they hold one of these values.
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "add_cross_attention": (None, False),
+    "attention_multiplier": (None, 1.0),
+    "bad_words_ids": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "constraints": (None,),
+    "cross_attention_hidden_size": (None,),
+    "decoder_start_token_id": (None,),
+    "diversity_penalty": (None, 0.0),
+    "embedding_multiplier": (None, 1.0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "exponential_decay_length_penalty": (None,),
+    "force_words_ids": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_decoder_ids": (None, []),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "is_encoder_decoder": (None, False),
+    "layer_types": (None,),
+    "logits_scaling": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "no_rope_layers": (None,),
+    "num_beams": (None, 1),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "partial_rotary_factor": (None, 1.0),
+    "penalty_alpha": (None, 0.0),
+    "pruned_heads": (None, {}),
+    "quantization_config": (None,),
+    "repetition_penalty": (None, 1.0),
+    "residual_multiplier": (None, 1.0),
+    "rope_interleaved": (None, False),
+    "sequence_bias": (None,),
+    "sliding_window": (None,),
+    "stop_strings": (None, []),
+    "suppress_tokens": (None, []),
+    "tie_encoder_decoder": (None, False),
+    "use_sliding_window": (None, False),
+    "watermarking_config": (None,),
+}
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Read a checkpoint directory. Raises InputError for what is missing, wrong or unsupported."""
+    if not path.exists():
+        raise InputError(f"no such checkpoint directory: {path}")
+    config_file = path / "config.json"
+    if not config_file.is_file():
+        raise InputError(
+            f"{path} is not a checkpoint: expected a directory with config.json and safetensors files"
+        )
+    generation_file = path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else {}
+    return parse_model_config(read_json(config_file), generation)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Parse a JSON object. Raises InputError naming the file."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{file} cannot be read as JSON: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(value, dict):
+        raise InputError(f"{file} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    """Build a `ModelConfig` from the two parsed files. Raises InputError naming file and key."""
+    read = _Reader("config.json", config)
+    _check_architecture(config)
+    hidden_size = read.count("hidden_size")
+    num_q_heads = read.count("num_attention_heads")
+    num_kv_heads = read.count("num_key_value_heads", default=num_q_heads)
+    if num_q_heads % num_kv_heads:
+        raise InputError(
+            f"config.json: num_attention_heads {num_q_heads} must be a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
+        )
+    model = ModelConfig(
+        vocab_size=read.count("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=read.count("intermediate_size"),
+        num_layers=read.count("num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_read_head_dim(read, hidden_size, num_q_heads),
+        max_position_embeddings=read.count("max_position_embeddings", default=2048),
+        rms_norm_eps=read.positive("rms_norm_eps", default=1e-6),
+        rope=_read_rope(read),
+        tie_word_embeddings=read.flag("tie_word_embeddings"),
+        attention_bias=read.flag("attention_bias"),
+        mlp_bias=read.flag("mlp_bias"),
+        eos_token_ids=_read_eos(config, generation),
+    )
+    hidden_act = read.get("hidden_act")
+    if hidden_act not in (None, "silu"):
+        raise InputError(
+            f"config.json: hidden_act {hidden_act!r} is not supported, expected 'silu'"
+        )
+    read.refuse_the_rest()
+    _Reader("generation_config.json", generation).refuse_the_rest()
+    for token in model.eos_token_ids:
+        if token >= model.vocab_size:
+            raise InputError(
+                f"eos_token_id {token} lies outside the vocabulary of {model.vocab_size} tokens"
+            )
+    return model
+
+
+class _Reader:
+    """Typed access to one parsed file that remembers which keys were asked for."""
+
+    def __init__(self, file: str, values: Mapping[str, Any]) -> None:
+        self.file = file
+        self.values = values
+        self.used: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        self.used.add(key)
+        return self.values.get(key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{self.file}: {key} must be a positive whole number, got {value!r}")
+        return value
+
+    def positive(self, key: str, default: float) -> float:
+        value = self.get(key)
+        return default if value is None else _positive_number(f"{self.file}: {key}", value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if value not in (None, True, False):
+            raise InputError(f"{self.file}: {key} must be true or false, got {value!r}")
+        return bool(value)
+
+    def refuse_the_rest(self) -> None:
+        """Refuse each remaining key that changes the result or may do so."""
+        for key in sorted(set(self.values) - self.used - INERT_KEYS):
+            value = self.values[key]
+            if key not in NEUTRAL_VALUES:
+                raise InputError(
+                    f"{self.file}: key {key!r} is not known to this engine and may change the result; "
+                    "remove the key if it does not"
+                )
+            if value not in NEUTRAL_VALUES[key]:
+                expected = " or ".join(json.dumps(value) for value in NEUTRAL_VALUES[key])
+                raise InputError(
+                    f"{self.file}: {key} = {json.dumps(value)[:80]} is not supported, "
+                    f"expected {expected}"
+                )
+
+
+def _positive_number(what: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise InputError(f"{what} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _check_architecture(config: Mapping[str, Any]) -> None:
+    architectures, model_type = config.get("architectures"), config.get("model_type")
+    if architectures in (None, ["LlamaForCausalLM"]) and model_type == "llama":
+        return
+    if architectures == ["LlamaForCausalLM"] and model_type is None:
+        return
+    raise InputError(
+        f"config.json: architectures {json.dumps(architectures)} with model_type "
+        f'{json.dumps(model_type)} is not supported, expected ["LlamaForCausalLM"] with "llama"'
+    )
+
+
+def _read_head_dim(read: _Reader, hidden_size: int, num_q_heads: int) -> int:
+    head_dim = read.count("head_dim", default=0)
+    if not head_dim and hidden_size % num_q_heads:
+        raise InputError(
+            f"config.json: hidden_size {hidden_size} is not a multiple of num_attention_heads "
+            f"{num_q_heads}, and no head_dim is given"
+        )
+    head_dim = head_dim or hidden_size // num_q_heads
+    if head_dim % 2:
+        raise InputError(f"config.json: rotary embedding needs an even head_dim, got {head_dim}")
+    return head_dim
+
+
+def _read_rope(read: _Reader) -> RopeConfig:
+    """Read the newer `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    top_theta = read.get("rope_theta")
+    older, newer = read.get("rope_scaling"), read.get("rope_parameters")
+    for key, value in (("rope_scaling", older), ("rope_parameters", newer)):
+        if value is not None and not isinstance(value, dict):
+            raise InputError(f"config.json: {key} must be an object or null, got {value!r}")
+    if older and newer and older != newer:
+        raise InputError("config.json: rope_scaling and rope_parameters disagree; keep one of them")
+    where = "config.json: rope_parameters" if newer else "config.json: rope_scaling"
+    section = dict(newer or older or {})
+    inner_theta = section.pop("rope_theta", None)
+    if None not in (top_theta, inner_theta) and top_theta != inner_theta:
+        raise InputError(
+            f"{where}: rope_theta {inner_theta} disagrees with rope_theta {top_theta} above"
+        )
+    theta = inner_theta if top_theta is None else top_theta
+    theta = 10000.0 if theta is None else _positive_number("config.json: rope_theta", theta)
+    if section.pop("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(f"{where}: partial_rotary_factor other than 1 is not supported")
+    kinds = {section.pop(key, None) for key in ("rope_type", "type")} - {None} or {"default"}
+    kind = " and ".join(sorted(map(str, kinds)))
+    if kind == "default":
+        _check_rope_keys(where, kind, section, ())
+        return RopeConfig(theta=theta)
+    if kind != "llama3":
+        raise InputError(f"{where}: type {kind!r} is not supported, expected 'default' or 'llama3'")
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    _check_rope_keys(where, kind, section, names)
+    number = {name: _positive_number(f"{where}: {name}", section[name]) for name in names}
+    if number["high_freq_factor"] <= number["low_freq_factor"]:
+        raise InputError(f"{where}: high_freq_factor must be larger than low_freq_factor")
+    return RopeConfig(
+        theta=theta,
+        rope_type=kind,
+        factor=number["factor"],
+        low_freq_factor=number["low_freq_factor"],
+        high_freq_factor=number["high_freq_factor"],
+        original_max_position_embeddings=int(number["original_max_position_embeddings"]),
+    )
+
+
+def _check_rope_keys(
+    where: str, kind: str, section: Mapping[str, Any], expected: tuple[str, ...]
+) -> None:
+    for key in sorted(set(section) ^ set(expected)):
+        state = "is not known" if key in section else "is missing"
+        raise InputError(f"{where}: {key!r} {state} for type {kind!r}")
+
+
+def _read_eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """All end-of-text ids: generation_config.json's where it has them, else config.json's."""
+    file, value = "generation_config.json", generation.get("eos_token_id")
+    if value is None:
+        file, value = "config.json", config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise InputError(f"{file}: eos_token_id must be a token id or a list, got {value!r}")
+    return tuple(dict.fromkeys(ids))

@@ -1,0 +1,61 @@
+"""What a request yields: the result with its figures, and the chunks of a stream."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step added: its text, and its token ids."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished, or interrupted, request.
+
+    Attributes:
+        token_ids: new tokens, an end-of-text id included; none of a stop string's.
+        text: their text without end-of-text ids; up to the stop string where there is one.
+        tokens_per_step: new_tokens / steps, the step compression.
+        tokens_per_second: new_tokens / decode_seconds.
+        finish_reason: "eos", "stop", "length", "context" or "interrupted".
+        exact: whether the ids are promised to be those of autoregressive decoding to the bit.
+        row_block: rows of the fixed block that matrix products run on; None where there is none.
+        autoregressive, identical: with a comparison, the other mode's result and whether the ids are
+            the same.
+    """
+
+    prompt: str
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+    tokens_per_step: float
+    prefill_seconds: float
+    decode_seconds: float
+    tokens_per_second: float
+    finish_reason: str
+    mode: str
+    device: str
+    dtype: str
+    window: int
+    ngram: int
+    guesses: int
+    seed: int
+    exact: bool = False
+    row_block: int | None = None
+    autoregressive: "Result | None" = None
+    identical: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; the comparison's keys only where there was one."""
+        values = asdict(self)
+        if self.autoregressive is None:
+            del values["autoregressive"], values["identical"]
+        else:
+            values["autoregressive"] = self.autoregressive.to_dict()
+        return values

@@ -1,0 +1,219 @@
+"""A checkpoint's tokenizer: text to ids, ids to text, messages to ids.
+
+Knows which files of a checkpoint directory say what about its text. Does not know how a vocabulary
+splits text, what a model is, or where generated text stops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lookahead.chat_template import TEMPLATE_FILE, ChatTemplate, find_chat_template
+from lookahead.detokenizer import IncrementalDetokenizer
+from lookahead.errors import InputError
+from lookahead.vocabulary import AddedToken, Vocabulary, VocabularySettings
+from lookahead.vocabulary_json import JsonVocabulary
+from lookahead.vocabulary_sentencepiece import SentencePieceVocabulary
+
+# add_bos_token and add_eos_token are settings of these classes. Checkpoints of any other class may
+# carry them too, but there the post-processor of tokenizer.json alone has always counted.
+FLAG_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Tokenizer:
+    """Text and ids of one checkpoint."""
+
+    def __init__(
+        self, directory: Path, vocabulary: Vocabulary, chat_template: ChatTemplate | None
+    ) -> None:
+        self._directory = directory
+        self._vocabulary = vocabulary
+        self._chat_template = chat_template
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """The tokenizer of a checkpoint directory: tokenizer.json, or else tokenizer.model."""
+        directory = Path(path)
+        json_path = directory / "tokenizer.json"
+        model_path = directory / "tokenizer.model"
+        if not json_path.is_file() and not model_path.is_file():
+            raise InputError(
+                f"no tokenizer in {directory}: looked for tokenizer.json and tokenizer.model; "
+                "give the directory of a checkpoint that has one of them"
+            )
+        config = _read_object(directory / "tokenizer_config.json")
+        settings = _read_settings(directory, config)
+        vocabulary: Vocabulary
+        if json_path.is_file() and config.get("tokenizer_class") not in FLAG_CLASSES:
+            settings = replace(settings, add_bos=None, add_eos=None)
+        if json_path.is_file():
+            vocabulary = JsonVocabulary(json_path, settings)
+        else:
+            vocabulary = SentencePieceVocabulary(model_path, settings)
+        found = find_chat_template(directory, config)
+        if found is None:
+            return cls(directory, vocabulary, None)
+        return cls(directory, vocabulary, ChatTemplate(*found, vocabulary.special_tokens))
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id, plus one. A model may have more rows than that."""
+        return self._vocabulary.size
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._named_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._named_id("eos_token")
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def token_to_id(self, text: str) -> int | None:
+        """The id of the one token that is written `text`, None if there is none."""
+        return self._vocabulary.token_to_id(text)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`. Special tokens written in it become their own ids; `add_special_tokens`
+        puts around it those the checkpoint asks for, usually the beginning-of-text token."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text has half a character ({text[error.start]!a}) at position {error.start}; "
+                "expected Unicode text; was it read from something that is not UTF-8?"
+            ) from error
+        return self._vocabulary.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens left out."""
+        detokenizer = self.detokenizer()
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """What `decode` gives, a few ids at a time."""
+        return IncrementalDetokenizer(self._vocabulary.decoding)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The chat as the text the model was trained on, up to where its answer begins."""
+        if self._chat_template is None:
+            raise InputError(
+                f"--chat needs a chat template and {self._directory} has none: looked for "
+                f"{TEMPLATE_FILE} and for chat_template in tokenizer_config.json; leave out --chat"
+            )
+        return self._chat_template.render(messages)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of `render_chat`. The template has written all special tokens itself."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self._vocabulary.special_tokens.get(name)
+        return None if token is None else self._vocabulary.token_to_id(token)
+
+
+def _read_settings(directory: Path, config: Mapping[str, Any]) -> VocabularySettings:
+    config_path = directory / "tokenizer_config.json"
+    map_path = directory / "special_tokens_map.json"
+    special_tokens = _named_tokens(map_path, _read_object(map_path))
+    special_tokens |= _named_tokens(config_path, config)
+    also_special = [*_more_special_tokens(map_path, _read_object(map_path))]
+    also_special += _more_special_tokens(config_path, config)
+    added = {token.id: token for token in _listed_tokens(directory / "added_tokens.json")}
+    added |= {token.id: token for token in _described_tokens(config_path, config)}
+    add_prefix_space = _flag(config_path, config, "add_prefix_space")
+    return VocabularySettings(
+        special_tokens=special_tokens,
+        also_special=tuple(also_special),
+        added_tokens=tuple(added.values()),
+        add_bos=_flag(config_path, config, "add_bos_token"),
+        add_eos=_flag(config_path, config, "add_eos_token"),
+        # Checkpoints that say nothing are older than the flag, or LLaMA's own.
+        legacy=_flag(config_path, config, "legacy") is not False,
+        add_prefix_space=add_prefix_space is not False,
+    )
+
+
+def _named_tokens(path: Path, fields: Mapping[str, Any]) -> dict[str, str | None]:
+    """`bos_token` and its like, each written as text or as an object with "content"."""
+    tokens: dict[str, str | None] = {}
+    for name in (f"{stem}_token" for stem in NAMED_TOKENS):
+        if name not in fields:
+            continue
+        token = fields[name]
+        content = token.get("content") if isinstance(token, dict) else token
+        if content is not None and not isinstance(content, str):
+            raise InputError(
+                f'{path}: {name} is {json.dumps(token)}; expected text, an object with "content", '
+                "or null"
+            )
+        tokens[name] = content
+    return tokens
+
+
+def _more_special_tokens(path: Path, fields: Mapping[str, Any]) -> Iterator[str]:
+    """`additional_special_tokens`, since renamed: special tokens that have no name."""
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = fields.get(name) or []
+        for token in tokens.values() if isinstance(tokens, dict) else tokens:
+            content = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(content, str):
+                raise InputError(
+                    f"{path}: {name} holds {json.dumps(token)}; expected a list of text"
+                )
+            yield content
+
+
+def _described_tokens(path: Path, config: Mapping[str, Any]) -> Iterator[AddedToken]:
+    """`added_tokens_decoder`: {"32000": {"content": ..., "special": ...}}."""
+    try:
+        for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+            yield AddedToken(
+                id=int(token_id),
+                content=str(token["content"]),
+                special=bool(token.get("special")),
+                strip_left=bool(token.get("lstrip")),
+                strip_right=bool(token.get("rstrip")),
+                single_word=bool(token.get("single_word")),
+            )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path}: added_tokens_decoder is malformed ({type(error).__name__}: {error}); "
+            'expected {"id": {"content": text, "special": true or false}}'
+        ) from error
+
+
+def _listed_tokens(path: Path) -> Iterator[AddedToken]:
+    """`added_tokens.json`: {"<pad>": 32000}."""
+    for content, token_id in _read_object(path).items():
+        if not isinstance(token_id, int):
+            raise InputError(f"{path}: the id of {content!r} is {token_id!r}; expected a number")
+        yield AddedToken(token_id, content, special=False)
+
+
+def _flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InputError(f"{path}: {name} is {json.dumps(value)}; expected true, false or null")
+    return value
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # both invalid UTF-8 and invalid JSON are ValueErrors
+        raise InputError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object")
+    return content
