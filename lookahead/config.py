@@ -4,9 +4,20 @@ Knows three frozen dataclasses: the model, lookahead decoding, and sampling. Kno
 tensors or text; `models/checkpoint_config.py` reads a checkpoint into a `ModelConfig`.
 """
 
+import math
 from dataclasses import dataclass
 
 from lookahead.errors import InputError
+
+MAX_SEED = 2**64 - 1
+
+
+def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
+    """Raise InputError unless `value` is a whole number from `least` to `most`."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):
+        expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {expected}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,10 @@ class LookaheadConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 0), ("ngram", 2), ("guesses", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}"
-                )
+        check_whole("window", self.window, least=0)
+        check_whole("ngram", self.ngram, least=2)
+        check_whole("guesses", self.guesses, least=0)
+        check_whole("seed", self.seed, least=0, most=MAX_SEED)
 
 
 AUTOREGRESSIVE = LookaheadConfig(window=0, ngram=2, guesses=0, prompt_ngrams=False)
@@ -80,6 +89,12 @@ class SamplingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("seed", self.seed, least=0, most=MAX_SEED)
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature must be a number of at least 0, got {self.temperature}; "
+                "0 is greedy decoding"
+            )
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
             if value is not None and not (name == "temperature" and value == 0):

@@ -1,6 +1,7 @@
 """Where and in what precision a model runs: names from the user to torch's devices and dtypes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
@@ -48,6 +49,21 @@ def _cpu_has_bfloat16() -> bool:
     """Whether an x86 CPU multiplies bfloat16 in hardware; no, where torch is too old to tell."""
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
+@contextmanager
+def refuse_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
+    """Turn torch's failure to get memory for `what` into an InputError."""
+    try:
+        yield
+    except RuntimeError as error:
+        # On a CPU only its words tell what went wrong.
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InputError(
+            f"{what} does not fit into the memory of {device}; take a shorter max_length, a smaller "
+            "dtype or another device"
+        ) from error
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -4,12 +4,14 @@ Knows what can be asked for and refuses the rest. How a request runs is `stream.
 step does that of `step.py`.
 """
 
+import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, SupportsIndex
 
-from lookahead.config import AUTOREGRESSIVE, LookaheadConfig, SamplingConfig
-from lookahead.devices import choose_device, choose_dtype
+from lookahead.config import AUTOREGRESSIVE, LookaheadConfig, SamplingConfig, check_whole
+from lookahead.devices import choose_device, choose_dtype, dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
@@ -73,15 +75,15 @@ class Engine:
             InputError: one line saying what was wrong, what was expected and what to do.
         """
         path = Path(path)
-        _check_count("batch_size", batch_size)
-        _check_count("max_step_rows", max_step_rows)
+        check_whole("batch_size", batch_size, least=1)
+        check_whole("max_step_rows", max_step_rows, least=2)
         chosen_device = choose_device(device)
         chosen_dtype = choose_dtype(dtype, chosen_device)
         config = read_model_config(path)
         limit = config.max_position_embeddings
         if max_length is None:
             max_length = min(DEFAULT_MAX_LENGTH, limit)
-        _check_count("max_length", max_length, least=2)
+        check_whole("max_length", max_length, least=2)
         if max_length > limit:
             raise InputError(
                 f"max_length {max_length} is more than the {limit} positions of the model"
@@ -92,20 +94,23 @@ class Engine:
                 f"{path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, expected fewer than "
                 f"the vocab_size {config.vocab_size} of config.json"
             )
-        weights = load_weights(path, config, chosen_dtype, chosen_device)
-        model = Llama(config, weights, max_length + _spare_rows(max_step_rows))
-        return cls(
-            model,
-            tokenizer,
-            max_length=max_length,
-            batch_size=batch_size,
-            max_step_rows=max_step_rows,
-        )
+        what = f"{path} as {dtype_name(chosen_dtype)} with max_length {max_length}"
+        with refuse_out_of_memory(what, chosen_device):
+            weights = load_weights(path, config, chosen_dtype, chosen_device)
+            model = Llama(config, weights, max_length + _spare_rows(max_step_rows))
+            return cls(
+                model,
+                tokenizer,
+                max_length=max_length,
+                batch_size=batch_size,
+                max_step_rows=max_step_rows,
+            )
 
     def default_lookahead(self) -> LookaheadConfig:
-        """The (W, N, G) used where none is given, by device."""
-        shape = (5, 4, 5) if self.model.device.type == "cpu" else (15, 5, 15)
-        return LookaheadConfig(*shape)
+        """The (W, N, G) used where none is given, by device and the rows that there are."""
+        size, ngram = (5, 4) if self.model.device.type == "cpu" else (15, 5)
+        size = min(size, self._fitting_size(ngram))
+        return LookaheadConfig(size, ngram, size)
 
     def generate(
         self,
@@ -178,7 +183,7 @@ class Engine:
             )
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not known, expected {' or '.join(MODES)}")
-        _check_count("max_new_tokens", max_new_tokens)
+        check_whole("max_new_tokens", max_new_tokens, least=1)
         if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
             raise InputError(f"stop must be a list of non-empty strings, got {stop!r}")
         sampling = sampling or SamplingConfig()
@@ -212,14 +217,19 @@ class Engine:
         shape = (config.window, config.ngram, config.guesses)
         num_rows = LookaheadLayout.count_rows(*shape)
         if num_rows > self.max_step_rows:
-            fits = self.max_step_rows // (2 * (config.ngram - 1))
+            ngram = min(config.ngram, self.max_step_rows // 2 + 1)
+            size = self._fitting_size(ngram)
             raise InputError(
                 f"(window, ngram, guesses) = {shape} takes {num_rows} rows a step, more than "
-                f"max_step_rows {self.max_step_rows}; with window = guesses at most {fits} fits"
+                f"max_step_rows {self.max_step_rows}; {(size, ngram, size)} fits"
             )
 
+    def _fitting_size(self, ngram: int) -> int:
+        """The largest window = guesses that fits with this ngram."""
+        return self.max_step_rows // (2 * (ngram - 1))
+
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise InputError(
                 "the prompt is empty: after tokenising it has no tokens, expected at least 1"
@@ -244,13 +254,22 @@ def _spare_rows(max_step_rows: int) -> int:
     return max(max_step_rows, CHUNK_ROWS)
 
 
-def _check_count(name: str, value: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
 def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """The prompts, and whether a list of prompts was given rather than one prompt."""
-    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
-        return [prompt], False  # type: ignore[list-item]
-    return list(prompt), True  # type: ignore[arg-type]
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+        return [prompt], False
+    items: list[Any] = list(prompt)
+    is_one_prompt = all(isinstance(item, SupportsIndex) for item in items)
+    return ([items], False) if is_one_prompt else (items, True)
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    """Plain numbers of ids that may come from any library."""
+    try:
+        if isinstance(prompt, bytes):
+            raise TypeError("bytes are neither")
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise InputError(
+            f"a prompt must be text or a list of token ids, got {prompt!r:.80}"
+        ) from error

@@ -11,14 +11,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
 
-from lookahead.config import LookaheadConfig, SamplingConfig
+from lookahead.config import LookaheadConfig, SamplingConfig, check_whole
 from lookahead.devices import DTYPES
 from lookahead.engine import MODES, Engine
 from lookahead.errors import InputError
+from lookahead.json_file import parse_json_object
 from lookahead.results import Result
 from lookahead.stream import Stream
 
@@ -78,8 +80,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us without a traceback
     try:
         return _run(build_parser().parse_args(arguments))
     except InputError as error:
@@ -91,25 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
+    sampling = _check_options(options)
     prompt = _read_prompt(options)
-    sampling = SamplingConfig(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-    )
-    if options.batch != 1:
-        raise InputError(f"--batch {options.batch}: only 1 is possible as yet")
-    if options.system is not None and not options.chat:
-        raise InputError("--system needs --chat")
-    if options.compare and options.mode != "lookahead":
-        raise InputError("--compare runs both modes: leave out --mode autoregressive")
-    _lookahead_config(options, LookaheadConfig())
-    if options.max_new_tokens < 1:
-        raise InputError(f"--max-new-tokens must be at least 1, got {options.max_new_tokens}")
-
     engine = Engine.load(
         options.ckpt, device=options.device, dtype=options.dtype, max_length=options.max_length
     )
@@ -143,6 +126,28 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if result.identical is False else 0
 
 
+def _check_options(options: argparse.Namespace) -> SamplingConfig:
+    """Refuse what no checkpoint could make right; return what was asked for in sampling."""
+    if options.batch != 1:
+        raise InputError(f"--batch {options.batch}: only 1 is possible as yet; leave it out")
+    if options.system is not None and not options.chat:
+        raise InputError("--system is part of a chat: add --chat")
+    if options.compare and options.mode != "lookahead":
+        raise InputError("--compare runs both modes: leave out --mode autoregressive")
+    if "" in options.stop:
+        raise InputError("--stop is empty: give the text to end before, or leave it out")
+    check_whole("--max-new-tokens", options.max_new_tokens, least=1)
+    _lookahead_config(options, LookaheadConfig())
+    return SamplingConfig(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+
+
 def _lookahead_config(options: argparse.Namespace, default: LookaheadConfig) -> LookaheadConfig:
     """The default with what was given in its place."""
     given = {
@@ -162,40 +167,43 @@ def _read_prompt(options: argparse.Namespace) -> str:
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --prompt-file FILE")
     if len(prompts) > 1:
-        raise InputError(f"got {len(prompts)} prompts, expected one: batches do not exist yet")
+        raise InputError(
+            f"got {len(prompts)} prompts, expected one: batches do not exist yet, run them one by one"
+        )
     return prompts[0]
 
 
 def _read_prompt_file(name: str) -> list[str]:
     """Prompts of a .jsonl file, or the whole of another file or of standard input."""
+    where = "standard input" if name == "-" else f"prompt file {name}"
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = data.decode("utf-8")
     except OSError as error:
-        raise InputError(f"prompt file {name} cannot be read: {error.strerror}") from error
+        raise InputError(
+            f"{where} cannot be read: {error.strerror}; expected a file of UTF-8 text"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"prompt file {name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}"
+            f"{where} is not UTF-8: byte {error.start} is {data[error.start]:#04x}; convert it"
         ) from error
     if not name.endswith(".jsonl"):
         return [text]
-    return [
-        _json_prompt(name, number, line)
-        for number, line in enumerate(text.splitlines(), start=1)
+    prompts = [
+        _json_prompt(f"{where}, line {number}", line)
+        # Not splitlines: JSON's strings may hold other line ends as they are.
+        for number, line in enumerate(text.split("\n"), start=1)
         if line.strip()
     ]
+    if not prompts:
+        raise InputError(f'{where} has no prompts: expected a line {{"prompt": TEXT}} for each')
+    return prompts
 
 
-def _json_prompt(name: str, number: int, line: str) -> str:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"prompt file {name}, line {number} is not JSON: {error}") from error
-    prompt = value.get("prompt") if isinstance(value, dict) else None
+def _json_prompt(where: str, line: str) -> str:
+    prompt = parse_json_object(line, where).get("prompt")
     if not isinstance(prompt, str):
-        raise InputError(
-            f'prompt file {name}, line {number}: expected an object with a string "prompt"'
-        )
+        raise InputError(f'{where}: expected an object with a string "prompt"')
     return prompt
 
 
@@ -236,20 +244,24 @@ def _summary(result: Result) -> str:
 
 
 def _comparison(result: Result, other: Result) -> str:
-    ratio = result.tokens_per_second / other.tokens_per_second
+    speed = ""
+    if other.new_tokens:
+        ratio = result.tokens_per_second / other.tokens_per_second
+        speed = f"; lookahead runs at {ratio:.2f}x the speed of autoregressive"
     if result.identical:
-        return f"identical ids; lookahead runs at {ratio:.2f}x the speed of autoregressive"
+        return f"identical ids{speed}"
     pairs = zip(result.token_ids, other.token_ids, strict=False)
     first = next(
-        (place for place, (mine, its) in enumerate(pairs) if mine != its),
+        (place for place, pair in enumerate(pairs) if pair[0] != pair[1]),
         min(result.new_tokens, other.new_tokens),
     )
-    ids = [r.token_ids[first] if first < r.new_tokens else None for r in (result, other)]
-    return (
-        f"different ids from new token {first} on: lookahead {ids[0]}, autoregressive {ids[1]}; "
-        f"lookahead runs at {ratio:.2f}x the speed"
-    )
+    mine, its = (r.token_ids[first] if first < r.new_tokens else None for r in (result, other))
+    return f"different ids from new token {first} on: lookahead {mine}, autoregressive {its}{speed}"
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us without a traceback
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # whatever the surroundings say: so is JSON
     sys.exit(main())

@@ -15,6 +15,7 @@ from typing import Any
 from lookahead.chat_template import TEMPLATE_FILE, ChatTemplate, find_chat_template
 from lookahead.detokenizer import IncrementalDetokenizer
 from lookahead.errors import InputError
+from lookahead.json_file import read_json_object
 from lookahead.vocabulary import AddedToken, Vocabulary, VocabularySettings
 from lookahead.vocabulary_json import JsonVocabulary
 from lookahead.vocabulary_sentencepiece import SentencePieceVocabulary
@@ -46,7 +47,7 @@ class Tokenizer:
                 f"no tokenizer in {directory}: looked for tokenizer.json and tokenizer.model; "
                 "give the directory of a checkpoint that has one of them"
             )
-        config = _read_object(directory / "tokenizer_config.json")
+        config = read_json_object(directory / "tokenizer_config.json", optional=True)
         settings = _read_settings(directory, config)
         vocabulary: Vocabulary
         if json_path.is_file() and config.get("tokenizer_class") not in FLAG_CLASSES:
@@ -123,9 +124,10 @@ class Tokenizer:
 def _read_settings(directory: Path, config: Mapping[str, Any]) -> VocabularySettings:
     config_path = directory / "tokenizer_config.json"
     map_path = directory / "special_tokens_map.json"
-    special_tokens = _named_tokens(map_path, _read_object(map_path))
+    token_map = read_json_object(map_path, optional=True)
+    special_tokens = _named_tokens(map_path, token_map)
     special_tokens |= _named_tokens(config_path, config)
-    also_special = [*_more_special_tokens(map_path, _read_object(map_path))]
+    also_special = [*_more_special_tokens(map_path, token_map)]
     also_special += _more_special_tokens(config_path, config)
     added = {token.id: token for token in _listed_tokens(directory / "added_tokens.json")}
     added |= {token.id: token for token in _described_tokens(config_path, config)}
@@ -193,7 +195,7 @@ def _described_tokens(path: Path, config: Mapping[str, Any]) -> Iterator[AddedTo
 
 def _listed_tokens(path: Path) -> Iterator[AddedToken]:
     """`added_tokens.json`: {"<pad>": 32000}."""
-    for content, token_id in _read_object(path).items():
+    for content, token_id in read_json_object(path, optional=True).items():
         if not isinstance(token_id, int):
             raise InputError(f"{path}: the id of {content!r} is {token_id!r}; expected a number")
         yield AddedToken(token_id, content, special=False)
@@ -204,16 +206,3 @@ def _flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InputError(f"{path}: {name} is {json.dumps(value)}; expected true, false or null")
     return value
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; an empty one if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # both invalid UTF-8 and invalid JSON are ValueErrors
-        raise InputError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object")
-    return content

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from lookahead.detokenizer import ByteRule, Decoding
-from lookahead.errors import InputError
+from lookahead.errors import InputError, one_line
 from lookahead.vocabulary import VocabularySettings, with_ids
 
 
@@ -30,7 +30,7 @@ class JsonVocabulary:
         except Exception as error:  # the library raises bare Exception
             raise InputError(
                 f"{path} is not a tokenizer.json that the tokenizers library can read "
-                f"({' '.join(str(error).split())}); download it again"
+                f"({one_line(error)}); download it again"
             ) from error
         self._backend.no_truncation()
         self._backend.no_padding()

@@ -15,7 +15,7 @@ from pathlib import Path
 import sentencepiece
 
 from lookahead.detokenizer import ByteRule, Decoding
-from lookahead.errors import InputError
+from lookahead.errors import InputError, one_line
 from lookahead.vocabulary import AddedToken, VocabularySettings, with_ids
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how pieces write a space
@@ -138,7 +138,7 @@ def _load(
         later = sentencepiece.SentencePieceProcessor(model_proto=model + WITHOUT_DUMMY_PREFIX)
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"{path} is not a SentencePiece model ({' '.join(str(error).split())}); "
+            f"{path} is not a SentencePiece model ({one_line(error)}); "
             "expected LLaMA's tokenizer.model; download it again"
         ) from error
     return first, later

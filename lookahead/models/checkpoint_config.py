@@ -5,35 +5,40 @@ or refused by name; a key nobody here knows is refused too, for it might. Knows 
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lookahead.config import ModelConfig, RopeConfig
 from lookahead.errors import InputError
+from lookahead.json_file import read_json_object
 
 # Keys of either file that change nothing about greedy inference, whatever their value. Sampling
 # settings are among them: a checkpoint only suggests those, and the caller's own settings rule.
 INERT_KEYS = frozenset(
     """
-    _attn_implementation_autoset _from_model_config _name_or_path architectures assistant_early_exit
-    attention_dropout bos_token_id cache_implementation chunk_size_feed_forward compile_config
-    disable_compile do_sample dtype early_stopping eos_token_id epsilon_cutoff eta_cutoff
-    finetuning_task id2label initializer_range is_assistant is_decoder is_llama_config label2id
-    length_penalty low_memory max_length max_new_tokens max_time min_p model_type num_beam_groups
-    num_return_sequences output_attentions output_hidden_states output_logits output_scores
-    pad_token_id prefix pretraining_tp problem_type remove_invalid_values renormalize_logits
-    return_dict return_dict_in_generate return_legacy_cache sep_token_id task_specific_params
-    temperature tf_legacy_loss token_healing tokenizer_class top_h top_k top_p torch_dtype torchscript
-    transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
-    use_cache
+    _attn_implementation_autoset _from_model_config _name_or_path architectures
+    assistant_confidence_threshold assistant_early_exit assistant_lookbehind attention_dropout
+    bos_token_id cache_config cache_implementation chunk_size_feed_forward compile_config
+    continuous_batching_config disable_compile do_sample dtype early_stopping eos_token_id
+    epsilon_cutoff eta_cutoff finetuning_task id2label initializer_range is_assistant is_decoder
+    is_llama_config label2id length_penalty low_memory max_cache_len max_length
+    max_matching_ngram_size max_new_tokens max_sequence_length max_time min_p model_type
+    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_return_sequences
+    output_attentions output_hidden_states output_logits output_scores pad_token_id
+    prefill_chunk_size prefix pretraining_tp problem_type prompt_lookup_num_tokens
+    remove_invalid_values renormalize_logits return_dict return_dict_in_generate return_legacy_cache
+    sep_token_id speculation_type target_lookbehind task_specific_params temperature tf_legacy_loss
+    token_healing tokenizer_class top_h top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_mtp
     """.split()
 )
 
 # Keys of either file that would change the result unless they hold one of these values.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "add_cross_attention": (None, False),
+    "assistant_ensemble_weight": (None,),
     "attention_multiplier": (None, 1.0),
     "bad_words_ids": (None, []),
     "begin_suppress_tokens": (None, []),
@@ -41,6 +46,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (None,),
     "decoder_start_token_id": (None,),
     "diversity_penalty": (None, 0.0),
+    "dola_layers": (None,),
     "embedding_multiplier": (None, 1.0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
@@ -79,29 +85,19 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 def read_model_config(path: Path) -> ModelConfig:
     """Read a checkpoint directory. Raises InputError for what is missing, wrong or unsupported."""
-    if not path.exists():
-        raise InputError(f"no such checkpoint directory: {path}")
     config_file = path / "config.json"
-    if not config_file.is_file():
+    try:
+        exists, is_checkpoint = path.exists(), config_file.is_file()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    if not exists:
+        raise InputError(f"no such checkpoint directory: {path}")
+    if not is_checkpoint:
         raise InputError(
             f"{path} is not a checkpoint: expected a directory with config.json and safetensors files"
         )
-    generation_file = path / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.exists() else {}
-    return parse_model_config(read_json(config_file), generation)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Parse a JSON object. Raises InputError naming the file."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{file} cannot be read as JSON: {' '.join(str(error).split())}"
-        ) from error
-    if not isinstance(value, dict):
-        raise InputError(f"{file} must hold a JSON object, got {type(value).__name__}")
-    return value
+    generation = read_json_object(path / "generation_config.json", optional=True)
+    return parse_model_config(read_json_object(config_file), generation)
 
 
 def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
@@ -173,7 +169,7 @@ class _Reader:
 
     def flag(self, key: str) -> bool:
         value = self.get(key)
-        if value not in (None, True, False):
+        if value is not None and not isinstance(value, bool):
             raise InputError(f"{self.file}: {key} must be true or false, got {value!r}")
         return bool(value)
 
@@ -196,8 +192,9 @@ class _Reader:
 
 def _positive_number(what: str, value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise InputError(f"{what} must be a positive number, got {value!r}")
+    # Compared rather than converted: a whole number may be too large for a float.
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise InputError(f"{what} must be a positive number, got {repr(value)[:80]}")
     return float(value)
 
 
@@ -246,8 +243,9 @@ def _read_rope(read: _Reader) -> RopeConfig:
     theta = 10000.0 if theta is None else _positive_number("config.json: rope_theta", theta)
     if section.pop("partial_rotary_factor", 1.0) != 1.0:
         raise InputError(f"{where}: partial_rotary_factor other than 1 is not supported")
-    kinds = {section.pop(key, None) for key in ("rope_type", "type")} - {None} or {"default"}
-    kind = " and ".join(sorted(map(str, kinds)))
+    given = [section.pop(key, None) for key in ("rope_type", "type")]
+    kinds = {str(kind) for kind in given if kind is not None} or {"default"}
+    kind = " and ".join(sorted(kinds))
     if kind == "default":
         _check_rope_keys(where, kind, section, ())
         return RopeConfig(theta=theta)
@@ -258,6 +256,11 @@ def _read_rope(read: _Reader) -> RopeConfig:
     number = {name: _positive_number(f"{where}: {name}", section[name]) for name in names}
     if number["high_freq_factor"] <= number["low_freq_factor"]:
         raise InputError(f"{where}: high_freq_factor must be larger than low_freq_factor")
+    if not number["original_max_position_embeddings"].is_integer():
+        raise InputError(
+            f"{where}: original_max_position_embeddings must be a positive whole number, got "
+            f"{section['original_max_position_embeddings']}"
+        )
     return RopeConfig(
         theta=theta,
         rope_type=kind,

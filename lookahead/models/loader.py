@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from lookahead.config import ModelConfig
-from lookahead.errors import InputError
-from lookahead.models.checkpoint_config import read_json
+from lookahead.errors import InputError, one_line
+from lookahead.json_file import read_json_object
 from lookahead.models.rope import inverse_frequencies
 from lookahead.models.weights import LlamaWeights
 
@@ -64,7 +64,7 @@ def _checkpoint_files(path: Path) -> tuple[dict[str, str] | None, list[str]]:
                 f"{path} holds no weights: expected {SINGLE_FILE} or {INDEX_FILE} with its files"
             )
         return None, [SINGLE_FILE]
-    weight_map = read_json(index_file).get("weight_map")
+    weight_map = read_json_object(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index_file}: expected an object 'weight_map' of tensor names and files")
     for name, file in weight_map.items():
@@ -94,8 +94,7 @@ def _open(stack: ExitStack, file: Path) -> Any:
     except (SafetensorError, OSError, ValueError) as error:
         size = file.stat().st_size if file.is_file() else 0
         raise InputError(
-            f"{file} ({size} bytes) is not a whole safetensors file, copy it again: "
-            f"{' '.join(str(error).split())}"
+            f"{file} ({size} bytes) is not a whole safetensors file, copy it again: {one_line(error)}"
         ) from error
 
 

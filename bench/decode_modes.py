@@ -1,0 +1,239 @@
+"""The ways of decoding that `decode.py` compares: which there are, whether they agree, and their runs.
+
+Knows runs and ids; what is made of them is `decode_figures.py`'s business.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import timing
+from tqdm import tqdm
+
+from lookahead import Engine, LookaheadConfig
+from lookahead.config import AUTOREGRESSIVE
+from lookahead.errors import InputError
+from lookahead.step import ORIGINS, StepRecord
+
+WARM_UP_TOKENS = 16
+
+Trace = Callable[[StepRecord], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt decoded: its new ids, and how many of them came in how many steps and seconds."""
+
+    token_ids: list[int]
+    tokens: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of decoding. `run` takes prompt ids, the most new tokens, and a trace or None.
+
+    `config` is None for a peer.
+    """
+
+    label: str
+    config: LookaheadConfig | None
+    run: Callable[[list[int], int, Trace | None], Run]
+
+    @property
+    def is_autoregressive(self) -> bool:
+        return self.config is not None and self.config.window == self.config.guesses == 0
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """(W, N, G) where it means something."""
+        if self.config is None or self.is_autoregressive:
+            return None
+        return self.config.window, self.config.ngram, self.config.guesses
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.shape}" if self.shape else self.label
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt in this checkpoint's ids."""
+
+    prompt: timing.Prompt
+    token_ids: list[int]
+
+
+class OutputsDiffer(Exception):
+    """Two modes gave different ids where they must not. Says which, where and what."""
+
+
+def parse_configs(text: str) -> list[LookaheadConfig]:
+    """ "5,4,5;15,5,15" -> two configurations; raises InputError for anything else."""
+    configs = []
+    for part in text.split(";"):
+        numbers = [number.strip() for number in part.split(",")]
+        if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
+            raise InputError(
+                f'--configs: expected "W,N,G;W,N,G", like "5,4,5;15,5,15", got {text!r}'
+            )
+        config = LookaheadConfig(*map(int, numbers))
+        if config.guesses == 0:
+            raise InputError(
+                f"--configs: {part.strip()} verifies nothing, expected G of at least 1"
+            )
+        configs.append(config)
+    return list(dict.fromkeys(configs))
+
+
+def autoregressive_modes(engine: Engine) -> list[Mode]:
+    """Every way the engine has of decoding one row a step. The fastest of them on a prompt is what all
+    other modes are measured against there."""
+    return [_engine_mode(engine, "autoregressive", AUTOREGRESSIVE)]
+
+
+def drafting_modes(engine: Engine, configs: Iterable[LookaheadConfig]) -> list[Mode]:
+    """For each configuration: window and prompt n-grams, window only, pool only."""
+    wanted: dict[LookaheadConfig, None] = {}
+    for config in configs:
+        wanted |= dict.fromkeys(window_configs(config))
+        wanted[replace(config, window=0)] = None
+    return [_engine_mode(engine, label(config), config) for config in wanted]
+
+
+def window_modes(engine: Engine, configs: Iterable[LookaheadConfig]) -> list[Mode]:
+    """For each configuration: with prompt n-grams and without."""
+    wanted = dict.fromkeys(each for config in configs for each in window_configs(config))
+    return [_engine_mode(engine, label(config), config) for config in wanted]
+
+
+def window_configs(config: LookaheadConfig) -> list[LookaheadConfig]:
+    """With and without prompt n-grams; without a window there is only the pool."""
+    return [config, replace(config, prompt_ngrams=False)] if config.window else [config]
+
+
+def label(config: LookaheadConfig) -> str:
+    """What a row may be called: lookahead decoding has a window and n-grams of at least 3 tokens."""
+    if config.window == 0:
+        return "pool only"
+    name = "lookahead" if config.ngram >= 3 else f"window of {config.ngram}-grams"
+    return name if config.prompt_ngrams else f"{name}, window only"
+
+
+def _engine_mode(engine: Engine, name: str, config: LookaheadConfig) -> Mode:
+    kind = "autoregressive" if config == AUTOREGRESSIVE else "lookahead"
+
+    def run(token_ids: list[int], max_new_tokens: int, trace: Trace | None = None) -> Run:
+        result = engine.generate(
+            token_ids, max_new_tokens=max_new_tokens, mode=kind, lookahead=config, trace=trace
+        )
+        return Run(result.token_ids, result.new_tokens, result.steps, result.decode_seconds)
+
+    return Mode(name, config, run)
+
+
+class AcceptedTokens:
+    """A trace that counts tokens beyond the one a step gives anyway, by where their n-gram came from.
+
+    A step that ends the request inside a candidate has that candidate's last token as its one."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, record: StepRecord) -> None:
+        if record.winner is not None:
+            self.counts[record.origins[record.winner]] += len(record.emitted) - 1
+
+    def to_dict(self) -> dict[str, int]:
+        return {origin: self.counts[origin] for origin in ORIGINS}
+
+
+def check_modes(
+    modes: Sequence[Mode], jobs: Sequence[Job], max_new_tokens: int, show: Callable[[int], str]
+) -> list[AcceptedTokens]:
+    """Run everything once and raise OutputsDiffer at the first id that is not the first mode's.
+
+    `show` writes an id for the message. Returns what was accepted in each mode.
+    """
+    accepted = [AcceptedTokens() for _ in modes]
+    with _progress("same ids in float32?", len(jobs) * len(modes)) as progress:
+        for job in jobs:
+            expected: Run | None = None
+            for mode, counts in zip(modes, accepted, strict=True):
+                run = mode.run(job.token_ids, max_new_tokens, counts)
+                expected = expected or run
+                require_same(job, (modes[0], expected), (mode, run), show)
+                progress.update()
+    return accepted
+
+
+def require_same(
+    job: Job, first: tuple[Mode, Run], other: tuple[Mode, Run], show: Callable[[int], str]
+) -> None:
+    """Raise OutputsDiffer unless both runs gave the same ids."""
+    ids = first[1].token_ids, other[1].token_ids
+    place = first_difference(*ids)
+    if place is not None:
+        got = [show(each[place]) if place < len(each) else "the end" for each in ids]
+        raise OutputsDiffer(
+            f"prompt {job.prompt.id} differs in float32 at new token {place}: "
+            f"{first[0]} gives {got[0]}, {other[0]} gives {got[1]}"
+        )
+
+
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """The first place where two texts differ, one being longer included; None for equal ones."""
+    for place, (mine, its) in enumerate(zip(first, second, strict=False)):
+        if mine != its:
+            return place
+    return None if len(first) == len(second) else min(len(first), len(second))
+
+
+def time_modes(
+    modes: Sequence[Mode], jobs: Sequence[Job], max_new_tokens: int, repeats: int
+) -> list[list[list[Run]]]:
+    """Runs by mode, prompt and repeat. On each prompt all modes run in turn, each time beginning with
+    another one, so that a machine that grows slower does so for all."""
+    for mode in modes:
+        mode.run(jobs[0].token_ids, min(max_new_tokens, WARM_UP_TOKENS), None)
+    runs: list[list[list[Run]]] = [[[] for _ in jobs] for _ in modes]
+    with _progress("timing", repeats * len(jobs) * len(modes)) as progress:
+        for turn in range(repeats * len(jobs)):
+            number = turn % len(jobs)
+            for place in range(len(modes)):
+                index = (turn + place) % len(modes)
+                run = modes[index].run(jobs[number].token_ids, max_new_tokens, None)
+                runs[index][number].append(run)
+                progress.update()
+    return runs
+
+
+def require_same_runs(
+    modes: Sequence[Mode],
+    jobs: Sequence[Job],
+    runs: Sequence[Sequence[Sequence[Run]]],
+    show: Callable[[int], str],
+) -> None:
+    """`require_same` for all runs of `time_modes`: those on prompts that were not checked too."""
+    for mode, of_mode in zip(modes, runs, strict=True):
+        for job, repeats, plain in zip(jobs, of_mode, runs[0], strict=True):
+            for run in repeats:
+                require_same(job, (modes[0], plain[0]), (mode, run), show)
+
+
+def count_steps(
+    modes: Sequence[Mode], jobs: Sequence[Job], max_new_tokens: int
+) -> tuple[list[list[Run]], list[AcceptedTokens]]:
+    """Run everything once; return the runs by mode and prompt, and what was accepted in each mode."""
+    accepted = [AcceptedTokens() for _ in modes]
+    runs: list[list[Run]] = [[] for _ in modes]
+    with _progress("counting steps", len(jobs) * len(modes)) as progress:
+        for job in jobs:
+            for mode, of_mode, counts in zip(modes, runs, accepted, strict=True):
+                of_mode.append(mode.run(job.token_ids, max_new_tokens, counts))
+                progress.update()
+    return runs, accepted
+
+
+def _progress(what: str, num_runs: int) -> tqdm:
+    return tqdm(total=num_runs, desc=what, unit="run", leave=False)

@@ -1,0 +1,121 @@
+"""What the Python interface refuses, in one line that says what was expected."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoint import edit_json, write_tiny_checkpoint
+
+from lookahead import Engine, InputError
+
+PROMPT = "abc abd abc"
+EMPTY = "the prompt is empty: after tokenising it has no tokens, expected at least 1"
+NEITHER = "a prompt must be text or a list of token ids, got "
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint) -> Engine:
+    return Engine.load(checkpoint, device="cpu", dtype="float32")
+
+
+def refusal(function, *arguments, **options) -> str:
+    with pytest.raises(InputError) as caught:
+        function(*arguments, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_length": 1}, "max_length must be a whole number of at least 2, got 1"),
+        ({"max_length": 513}, "max_length 513 is more than the 512 positions of the model"),
+        ({"max_length": 20.0}, "max_length must be a whole number of at least 2, got 20.0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+        ({"max_step_rows": 1}, "max_step_rows must be a whole number of at least 2, got 1"),
+        (
+            {"device": "tpu"},
+            "device 'tpu' is not known, expected auto, cpu, cuda or cuda:INDEX",
+        ),
+        (
+            {"dtype": "int8"},
+            "dtype 'int8' is not known, expected auto, bfloat16, float16, float32, float64",
+        ),
+    ],
+)
+def test_loading_refuses(checkpoint, options, said):
+    assert refusal(Engine.load, checkpoint, **options) == said
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path)
+    edit_json(checkpoint / "config.json", vocab_size=256, eos_token_id=None)
+    assert refusal(Engine.load, checkpoint) == (
+        f"{checkpoint}: the tokenizer has ids up to 256, expected fewer than the vocab_size 256 of "
+        "config.json"
+    )
+
+
+def test_too_little_memory_is_refused(tmp_path):
+    checkpoint = write_tiny_checkpoint(tmp_path, max_position_embeddings=10**15)
+    # More bytes than a process can address.
+    said = refusal(Engine.load, checkpoint, device="cpu", dtype="float32", max_length=10**14)
+    assert said == (
+        f"{checkpoint} as float32 with max_length {10**14} does not fit into the memory of cpu; take "
+        "a shorter max_length, a smaller dtype or another device"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", EMPTY),
+        ([], EMPTY),
+        ([[]], EMPTY),
+        ([257], "prompt id 257 is not in the vocabulary, expected 0..256"),
+        ([0, -1], "prompt id -1 is not in the vocabulary, expected 0..256"),
+        (b"bytes", f"{NEITHER}b'bytes'"),
+        (None, f"{NEITHER}None"),
+        (5, f"{NEITHER}5"),
+        ([1.5], f"{NEITHER}1.5"),
+        ([["a"]], f"{NEITHER}['a']"),
+        (torch.zeros(2, 3, dtype=torch.int64), f"{NEITHER}[tensor([0, 0, 0]), tensor([0, 0, 0])]"),
+        (
+            ["a", "b"],
+            "got 2 prompts, expected one: give them one at a time, batches do not exist yet",
+        ),
+        (
+            "a" * 512,
+            "the prompt has 512 tokens, at most 511 fit in a context of 512; shorten it or raise "
+            "max_length (the model has 512 positions)",
+        ),
+    ],
+)
+def test_prompts_that_are_refused(engine, prompt, said):
+    assert refusal(engine.generate, prompt) == said
+    assert engine.generate(PROMPT, max_new_tokens=1).new_tokens == 1
+
+
+def test_a_stream_takes_one_prompt(engine):
+    assert refusal(engine.stream, [PROMPT]) == f"{NEITHER}['{PROMPT}']"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is not known, expected lookahead or autoregressive"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, got 0"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens must be a whole number of at least 1, got 2.0"),
+        ({"stop": "end"}, "stop must be a list of non-empty strings, got 'end'"),
+        ({"stop": ["end", ""]}, "stop must be a list of non-empty strings, got ['end', '']"),
+        ({"stop": [3]}, "stop must be a list of non-empty strings, got [3]"),
+    ],
+)
+def test_requests_that_are_refused(engine, options, said):
+    assert refusal(engine.generate, PROMPT, **options) == said
+    assert refusal(engine.stream, PROMPT, **options) == said

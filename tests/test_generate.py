@@ -1,0 +1,301 @@
+"""The command line: what it prints where, and what reaches the engine."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import byte_tokenizer, write_tiny_checkpoint
+from tiny_models import one_thread
+
+from lookahead import Engine, LookaheadConfig, Result
+from lookahead.generate import main
+
+PROMPT = "abc abd abc"
+NUM_TOKENS = 30
+KEYS = """
+    prompt text token_ids prompt_tokens new_tokens steps tokens_per_step prefill_seconds
+    decode_seconds tokens_per_second finish_reason mode device dtype window ngram guesses seed exact
+    row_block
+""".split()
+SUMMARY = re.compile(
+    r"(lookahead \(\d+, \d+, \d+\)|autoregressive): (\d+) tokens, (\d+) steps, "
+    r"(\d+\.\d\d) tokens/step, \d+\.\d ms/step, \d+\.\d tokens/s \(cpu, float32, ended by (\w+)\)"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint) -> Engine:
+    return Engine.load(checkpoint, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def expected(engine) -> Result:
+    return engine.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+
+
+@pytest.fixture
+def run(checkpoint, capsys):
+    """Run the command line in this process; returns exit code, standard output, standard error."""
+
+    def run_main(*options, prompt=("--prompt", PROMPT), ckpt=checkpoint):
+        always = ["--ckpt", ckpt, "--device", "cpu", "--dtype", "float32"]
+        length = [] if "--max-new-tokens" in options else ["--max-new-tokens", NUM_TOKENS]
+        code = main([str(option) for option in (*always, *prompt, *length, *options)])
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run_main
+
+
+@pytest.fixture
+def run_json(run):
+    """Run with --json; returns exit code and the object, the only thing on standard output."""
+
+    def run_main(*options, **where):
+        code, out, _ = run("--json", *options, **where)
+        assert out.count("\n") == 1
+        assert out.endswith("\n")
+        return code, json.loads(out)
+
+    return run_main
+
+
+def without_times(values: dict) -> dict:
+    times = ("prefill_seconds", "decode_seconds", "tokens_per_second")
+    return {name: value for name, value in values.items() if name not in times}
+
+
+def test_text_goes_to_standard_output_and_a_summary_to_standard_error(run, expected):
+    code, out, err = run()
+    assert code == 0
+    assert out == expected.text + "\n"
+    assert len(expected.text) == NUM_TOKENS
+    match = SUMMARY.fullmatch(err.removesuffix("\n"))
+    assert match is not None
+    steps, ratio = expected.steps, f"{NUM_TOKENS / expected.steps:.2f}"
+    assert match.groups() == ("lookahead (5, 4, 5)", str(NUM_TOKENS), str(steps), ratio, "length")
+
+
+def test_the_autoregressive_mode(run, expected):
+    code, out, err = run("--mode", "autoregressive")
+    assert (code, out) == (0, expected.text + "\n")
+    match = SUMMARY.fullmatch(err.removesuffix("\n"))
+    assert match is not None
+    assert match.groups() == ("autoregressive", "30", "30", "1.00", "length")
+
+
+def test_json_is_one_object_with_the_keys_in_order(run_json, expected, engine):
+    code, values = run_json()
+    assert code == 0
+    assert list(values) == KEYS
+    assert without_times(values) == without_times(expected.to_dict())
+    assert values["prompt"] == PROMPT
+    assert values["tokens_per_second"] == NUM_TOKENS / values["decode_seconds"]
+
+
+def test_json_stands_alone_on_a_terminal_too(run, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert list(json.loads(run("--json")[1])) == KEYS
+
+
+def test_json_keeps_text_of_every_script(run, checkpoint):
+    prompt = '漢字 é \\ "\u2028\x1b'
+    _, out, _ = run("--json", prompt=("--prompt", prompt))
+    assert json.loads(out)["prompt"] == prompt
+    assert "漢字 é" in out
+
+
+def test_compare(run_json, run, expected):
+    code, values = run_json("--compare")
+    assert code == 0
+    assert list(values) == [*KEYS, "autoregressive", "identical"]
+    assert values["identical"] is True
+    other = values["autoregressive"]
+    assert list(other) == KEYS
+    assert (other["mode"], other["steps"], other["window"], other["guesses"]) == (
+        "autoregressive", NUM_TOKENS, 0, 0,
+    )  # fmt: skip
+    for name in ("prompt", "text", "token_ids", "prompt_tokens", "finish_reason", "seed"):
+        assert other[name] == values[name]
+
+    code, out, err = run("--compare")
+    assert (code, out) == (0, expected.text + "\n")
+    first, second, verdict = err.splitlines()
+    assert SUMMARY.fullmatch(first)
+    assert SUMMARY.fullmatch(second)
+    speed = r"identical ids; lookahead runs at \d+\.\d\dx the speed of autoregressive"
+    assert re.fullmatch(speed, verdict)
+
+
+def test_compare_where_nothing_is_generated(run, expected):
+    code, out, err = run("--compare", "--stop", expected.text[0])
+    assert (code, out) == (0, "\n")
+    assert err.splitlines()[-1] == "identical ids"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (
+            {"prompt": "another"},
+            "different ids from new token 0 on: lookahead {}, autoregressive {}",
+        ),
+        (
+            {"max_new_tokens": 5},
+            "different ids from new token 5 on: lookahead {}, autoregressive None",
+        ),
+    ],
+)
+def test_a_difference_is_exit_code_1(run, run_json, expected, engine, monkeypatch, change, verdict):
+    stream = Engine.stream
+
+    def stream_otherwise(self, prompt, **options):
+        options = {"prompt": prompt, **options}
+        return stream(self, **{**options, **change} if options["mode"] != "lookahead" else options)
+
+    first = {"prompt": PROMPT, "max_new_tokens": NUM_TOKENS, **change}
+    other = engine.generate(**first).token_ids
+    place = 0 if "prompt" in change else 5
+    ids = [result[place] for result in (expected.token_ids, other) if place < len(result)]
+    monkeypatch.setattr(Engine, "stream", stream_otherwise)
+    code, _, err = run("--compare")
+    assert code == 1
+    assert err.splitlines()[-1].startswith(verdict.format(*ids))
+    code, values = run_json("--compare")
+    assert (code, values["identical"]) == (1, False)
+    assert (values["token_ids"], values["autoregressive"]["token_ids"]) == (
+        expected.token_ids, other,
+    )  # fmt: skip
+
+
+def test_stop_strings(run, run_json, expected):
+    text = expected.text
+    late, early = text[20:23], text[7:9]
+    end = min(text.find(late), text.find(early))
+    assert 0 < end < 20
+    assert run("--stop", late, "--stop", early)[1] == text[:end] + "\n"
+    _, values = run_json("--stop", late, "--stop", early)
+    assert (values["text"], values["finish_reason"]) == (text[:end], "stop")
+    assert values["token_ids"] == expected.token_ids[:end]
+    # What might have become a stop string, and did not, is shown at the end.
+    assert run("--stop", text[-2:] + "never")[1] == text + "\n"
+
+
+def test_end_of_text_and_ignore_eos(run, run_json, expected, tmp_path):
+    end_id = expected.token_ids[8]
+    place = expected.token_ids.index(end_id)
+    ckpt = write_tiny_checkpoint(tmp_path, eos_token_id=end_id)
+    _, values = run_json(ckpt=ckpt)
+    assert (values["text"], values["finish_reason"]) == (expected.text[:place], "eos")
+    assert values["token_ids"] == expected.token_ids[: place + 1]
+    assert run(ckpt=ckpt)[1] == expected.text[:place] + "\n"
+    assert run("--ignore-eos", ckpt=ckpt)[1] == expected.text + "\n"
+
+
+def test_max_length_ends_the_context(run_json, expected):
+    _, values = run_json("--max-length", len(PROMPT) + 9)
+    assert (values["text"], values["finish_reason"]) == (expected.text[:9], "context")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("prompt.txt", PROMPT.encode()),
+        ("one.jsonl", json.dumps({"prompt": PROMPT, "more": 1}).encode()),
+        ("lines.jsonl", b'\r\n{"prompt": "abc abd\\u0020abc"}\r\n\r\n'),
+    ],
+)
+def test_prompt_files(run, expected, tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert run(prompt=("--prompt-file", path))[:2] == (0, expected.text + "\n")
+
+
+def test_a_file_that_is_not_jsonl_is_one_prompt_as_it_is(run_json, tmp_path):
+    content = '{"prompt": "a"}\r\n\n é\n'
+    path = tmp_path / "prompt.json"
+    path.write_bytes(content.encode())
+    assert run_json(prompt=("--prompt-file", path))[1]["prompt"] == content
+
+
+def test_a_json_line_may_hold_any_line_end_but_its_own(run_json, tmp_path):
+    prompt = "a\u2028b\u0085c\x7f"
+    path = tmp_path / "prompt.jsonl"
+    path.write_text(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert run_json(prompt=("--prompt-file", path))[1]["prompt"] == prompt
+
+
+def test_the_prompt_may_come_from_standard_input(run, expected, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode())))
+    assert run(prompt=("--prompt-file", "-"))[:2] == (0, expected.text + "\n")
+
+
+def test_chat(run_json, engine):
+    expected = engine.generate(engine.chat_ids("hi", "be brief"), max_new_tokens=NUM_TOKENS)
+    options = ("--chat", "--system", "be brief", "--compare")
+    _, values = run_json(*options, prompt=("--prompt", "hi"))
+    assert values["token_ids"] == expected.token_ids
+    assert values["prompt_tokens"] == len(byte_tokenizer().encode("s:be brief\nu:hi\na:").ids)
+    assert (values["prompt"], values["autoregressive"]["prompt"]) == ("hi", "hi")
+
+
+def test_the_default_configuration_and_parts_of_it(run_json, expected):
+    for options, shape in (
+        ((), (5, 4, 5)),
+        (("--window", 7), (7, 4, 5)),
+        (("--ngram", 3), (5, 3, 5)),
+        (("--guesses", 0), (5, 4, 0)),
+        (("--window", 0, "--ngram", 6, "--guesses", 2), (0, 6, 2)),
+    ):
+        _, values = run_json(*options)
+        assert (values["window"], values["ngram"], values["guesses"]) == shape
+        assert values["token_ids"] == expected.token_ids
+
+
+def test_options_reach_the_engine(run, monkeypatch):
+    loads, streams = [], []
+    load, stream = Engine.load, Engine.stream
+
+    def record_load(*arguments, **options):
+        loads.append(options)
+        return load(*arguments, **options)
+
+    def record_stream(self, prompt, **options):
+        streams.append(options)
+        return stream(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "load", record_load)
+    monkeypatch.setattr(Engine, "stream", record_stream)
+    run("--max-length", 100, "--no-prompt-ngrams", "--seed", 3, "--stop", "x", "--ignore-eos")
+    run("--window", 2, "--mode", "autoregressive", "--dtype", "bfloat16")
+    assert loads == [
+        {"device": "cpu", "dtype": "float32", "max_length": 100},
+        {"device": "cpu", "dtype": "bfloat16", "max_length": None},
+    ]
+    assert streams[0]["lookahead"] == LookaheadConfig(5, 4, 5, prompt_ngrams=False, seed=3)
+    assert streams[1]["lookahead"] == LookaheadConfig(2, 4, 5)
+    assert [options["sampling"].seed for options in streams] == [3, 0]
+    assert [options["stop"] for options in streams] == [["x"], []]
+    assert [options["ignore_eos"] for options in streams] == [True, False]
+    assert [options["mode"] for options in streams] == ["lookahead", "autoregressive"]
+    assert [options["max_new_tokens"] for options in streams] == [NUM_TOKENS] * 2
+
+
+def test_the_seed_is_reported_and_does_not_change_the_text(run_json, expected):
+    for seed in (5, 2**64 - 1):
+        _, values = run_json("--seed", seed)
+        assert (values["seed"], values["token_ids"]) == (seed, expected.token_ids)

@@ -1,0 +1,257 @@
+"""Wrong input at the command line: one line on standard error, exit code 2, nothing else."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import edit_json, write_json, write_tiny_checkpoint
+
+from lookahead.generate import main
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture
+def refused(checkpoint, capsys) -> Callable[..., str]:
+    """Run the command line, which must refuse; returns what it says behind "error: "."""
+
+    def run_main(*options, ckpt=checkpoint, prompt=("--prompt", "abc")):
+        where = () if ckpt is None else ("--ckpt", ckpt)
+        code = main([str(option) for option in (*where, *prompt, *options)])
+        output = capsys.readouterr()
+        assert (code, output.out) == (2, "")
+        assert output.err.startswith("error: ")
+        assert output.err.endswith("\n")
+        assert len(output.err.splitlines()) == 1
+        return output.err.removeprefix("error: ").removesuffix("\n")
+
+    return run_main
+
+
+def test_paths_that_are_no_checkpoint(refused, tmp_path):
+    none, file, empty = tmp_path / "none", tmp_path / "file", tmp_path / "empty"
+    file.write_text("x")
+    empty.mkdir()
+    no_checkpoint = (
+        "is not a checkpoint: expected a directory with config.json and safetensors files"
+    )
+    assert refused(ckpt=none) == f"no such checkpoint directory: {none}"
+    assert refused(ckpt=file) == f"{file} {no_checkpoint}"
+    assert refused(ckpt=empty) == f"{empty} {no_checkpoint}"
+    assert refused(ckpt="x" * 5000) == f"{'x' * 5000} cannot be read: File name too long"
+    assert refused(ckpt="two\nlines") == "no such checkpoint directory: two?lines"
+
+
+def test_an_unknown_architecture(refused, tmp_path):
+    ckpt = write_tiny_checkpoint(tmp_path)
+    edit_json(ckpt / "config.json", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
+    assert refused(ckpt=ckpt) == (
+        'config.json: architectures ["Qwen2ForCausalLM"] with model_type "qwen2" is not supported, '
+        'expected ["LlamaForCausalLM"] with "llama"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: b"", "(0 bytes) is not a whole safetensors file, copy it again: "),
+        (lambda data: data[:100], "(100 bytes) is not a whole safetensors file, copy it again: "),
+        (lambda data: data[:-1], "is not a whole safetensors file, copy it again: "),
+        (lambda data: data + b"x", "is not a whole safetensors file, copy it again: "),
+        (lambda data: data[:8] + b"?" + data[9:], "invalid JSON in header"),
+        (lambda data: b"\xff" * 8 + data[8:], "header too large"),
+        (lambda data: data.replace(b"F32", b"F99"), "is not a whole safetensors file"),
+        (lambda data: data.replace(b"[257,16]", b"[16,257]"), "has shape [16, 257], expected"),
+    ],
+)
+def test_damaged_weights(refused, tmp_path, damage, said):
+    path = write_tiny_checkpoint(tmp_path) / WEIGHTS
+    path.write_bytes(damage(path.read_bytes()))
+    message = refused(ckpt=tmp_path)
+    assert said in message
+    assert str(path) in message or message.startswith(f"{WEIGHTS}: ")
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--compare",)])
+def test_weights_that_are_not_numbers(refused, tmp_path, options):
+    path = write_tiny_checkpoint(tmp_path) / WEIGHTS
+    weights = load_file(path)
+    weights["model.layers.1.mlp.down_proj.weight"][3, 2] = torch.nan
+    save_file(weights, path)
+    assert refused("--dtype", "float32", *options, ckpt=tmp_path) == (
+        "the model's logits are not finite after 0 new tokens: its weights hold NaN or infinity, or "
+        "overflow in float32; check the checkpoint or take another dtype"
+    )
+
+
+def test_checkpoints_that_lack_something(refused, tmp_path):
+    (write_tiny_checkpoint(tmp_path / "weights") / WEIGHTS).unlink()
+    assert refused(ckpt=tmp_path / "weights") == (
+        f"{tmp_path / 'weights'} holds no weights: expected model.safetensors or "
+        "model.safetensors.index.json with its files"
+    )
+    (write_tiny_checkpoint(tmp_path / "tokenizer") / "tokenizer.json").unlink()
+    assert refused(ckpt=tmp_path / "tokenizer") == (
+        f"no tokenizer in {tmp_path / 'tokenizer'}: looked for tokenizer.json and tokenizer.model; "
+        "give the directory of a checkpoint that has one of them"
+    )
+    write_tiny_checkpoint(tmp_path / "plain", chat_template=None)
+    assert refused("--chat", ckpt=tmp_path / "plain") == (
+        f"--chat needs a chat template and {tmp_path / 'plain'} has none: looked for "
+        "chat_template.jinja and for chat_template in tokenizer_config.json; leave out --chat"
+    )
+    write_json(tmp_path / "plain" / "config.json", [])
+    assert refused(ckpt=tmp_path / "plain") == (
+        f"{tmp_path / 'plain' / 'config.json'} must hold a JSON object, got list"
+    )
+
+
+SAMPLING = "asks for sampling, which does not exist yet; leave it out for greedy decoding"
+NOT_A_NUMBER = "invalid int value: 'x'; see --help"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--window -1", "window must be a whole number of at least 0, got -1"),
+        ("--ngram 1", "ngram must be a whole number of at least 2, got 1"),
+        ("--guesses -1", "guesses must be a whole number of at least 0, got -1"),
+        (
+            "--window 20 --ngram 5 --guesses 20",
+            "(window, ngram, guesses) = (20, 5, 20) takes 160 rows a step, more than max_step_rows "
+            "128; (16, 5, 16) fits",
+        ),
+        ("--max-new-tokens 0", "--max-new-tokens must be a whole number of at least 1, got 0"),
+        ("--max-length 0", "max_length must be a whole number of at least 2, got 0"),
+        ("--max-length 513", "max_length 513 is more than the 512 positions of the model"),
+        ("--seed -1", f"seed must be a whole number from 0 to {2**64 - 1}, got -1"),
+        (f"--seed {2**64}", f"seed must be a whole number from 0 to {2**64 - 1}, got {2**64}"),
+        ("--device cuda:", "device 'cuda:' is not known, expected auto, cpu, cuda or cuda:INDEX"),
+        ("--device gpu", "device 'gpu' is not known, expected auto, cpu, cuda or cuda:INDEX"),
+        (
+            "--dtype int8",
+            "dtype 'int8' is not known, expected auto, bfloat16, float16, float32, float64",
+        ),
+        ("--batch 2", "--batch 2: only 1 is possible as yet; leave it out"),
+        (
+            "--prompt b",
+            "got 2 prompts, expected one: batches do not exist yet, run them one by one",
+        ),
+        ("--system x", "--system is part of a chat: add --chat"),
+        ("--stop=", "--stop is empty: give the text to end before, or leave it out"),
+        ("--top-k 5", f"top_k 5 {SAMPLING}"),
+        ("--top-p 0.5", f"top_p 0.5 {SAMPLING}"),
+        ("--min-p 0.1", f"min_p 0.1 {SAMPLING}"),
+        ("--repetition-penalty 1.1", f"repetition_penalty 1.1 {SAMPLING}"),
+        ("--temperature 0.7", f"temperature 0.7 {SAMPLING}"),
+        (
+            "--temperature nan",
+            "temperature must be a number of at least 0, got nan; 0 is greedy decoding",
+        ),
+        (
+            "--compare --mode autoregressive",
+            "--compare runs both modes: leave out --mode autoregressive",
+        ),
+        ("--frobnicate", "unrecognized arguments: --frobnicate; see --help"),
+        ("--prom x", "unrecognized arguments: --prom x; see --help"),
+        ("--window", "argument --window: expected one argument; see --help"),
+        ("--window x", f"argument --window: {NOT_A_NUMBER}"),
+        ("--max-new-tokens x", f"argument --max-new-tokens: {NOT_A_NUMBER}"),
+        ("--temperature x", "argument --temperature: invalid float value: 'x'; see --help"),
+    ],
+)
+def test_options(refused, options, said):
+    assert refused(*options.split()) == said
+
+
+def test_a_mode_that_does_not_exist(refused):
+    message = refused("--mode", "fast")  # how the choices are quoted varies
+    assert message.startswith("argument --mode: invalid choice: 'fast' (choose from ")
+
+
+@pytest.mark.parametrize(
+    ("device", "count"), [("cuda", 0), ("cuda:0", 0), ("cuda:99", 0), ("cuda:99", 2)]
+)
+def test_devices_that_are_not_there(refused, monkeypatch, device, count):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert refused("--device", device) == (
+        f"device '{device}' is not there: this machine has {count} CUDA devices; use auto or cpu"
+    )
+
+
+def test_options_that_are_missing(refused):
+    assert refused(ckpt=None) == "the following arguments are required: --ckpt; see --help"
+    assert refused(prompt=()) == "there is no prompt: give --prompt TEXT or --prompt-file FILE"
+
+
+def test_prompts_that_do_not_fit(refused):
+    assert refused(prompt=("--prompt", "")) == (
+        "the prompt is empty: after tokenising it has no tokens, expected at least 1"
+    )
+    assert refused("--max-length", 20, prompt=("--prompt", "a" * 20)) == (
+        "the prompt has 20 tokens, at most 19 fit in a context of 20; shorten it or raise max_length "
+        "(the model has 512 positions)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("latin.txt", b"caf\xe9", " is not UTF-8: byte 3 is 0xe9; convert it"),
+        (
+            "a.jsonl",
+            b'{"prompt": "a"\n',
+            ", line 1 cannot be read as JSON: Expecting ',' delimiter",
+        ),
+        ("a.jsonl", b'\n{"prompt": "a"}\nx\n', ", line 3 cannot be read as JSON: Expecting value"),
+        ("a.jsonl", b'{"text": "a"}\n', ', line 1: expected an object with a string "prompt"'),
+        ("a.jsonl", b'{"prompt": 3}\n', ', line 1: expected an object with a string "prompt"'),
+        ("a.jsonl", b'["a"]\n', ", line 1 must hold a JSON object, got list"),
+        ("a.jsonl", b"[" * 100_000, ", line 1 cannot be read as JSON: maximum recursion depth"),
+        ("a.jsonl", b"\n \n", ' has no prompts: expected a line {"prompt": TEXT} for each'),
+        (
+            "missing.txt",
+            None,
+            " cannot be read: No such file or directory; expected a file of UTF-8",
+        ),
+        (".", None, " cannot be read: Is a directory; expected a file of UTF-8 text"),
+    ],
+)
+def test_prompt_files(refused, tmp_path, name, content, said):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    message = refused(prompt=("--prompt-file", path))
+    assert message.startswith(f"prompt file {path}{said}")
+
+
+def test_half_a_character_in_a_json_line(refused, tmp_path):
+    path = tmp_path / "prompt.jsonl"
+    path.write_bytes(b'{"prompt": "a\\ud83d"}')
+    assert refused(prompt=("--prompt-file", path)) == (
+        "the text has half a character ('\\ud83d') at position 1; expected Unicode text; was it read "
+        "from something that is not UTF-8?"
+    )
+
+
+def test_as_a_program_with_a_prompt_that_is_not_text(checkpoint):
+    command = [sys.executable, "-m", "lookahead.generate", "--ckpt", checkpoint, "--prompt"]
+    done = subprocess.run(
+        [*map(os.fsencode, command), b"caf\xe9"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode() == (
+        "error: the text has half a character ('\\udce9') at position 3; expected Unicode text; was "
+        "it read from something that is not UTF-8?\n"
+    )
