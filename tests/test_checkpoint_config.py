@@ -112,6 +112,8 @@ def test_every_key_is_honoured(key, value, field, expected):
         ({"rope_parameters": {**LLAMA3, **THETA}}, LLAMA3_ROPE),
         ({"rope_parameters": {**LLAMA3, **THETA}, "rope_scaling": None}, LLAMA3_ROPE),
         ({"rope_parameters": LLAMA3, "rope_scaling": LLAMA3, **THETA}, LLAMA3_ROPE),
+        # A file for readers of both spellings: the newer one also holds theta.
+        ({"rope_parameters": {**LLAMA3, **THETA}, "rope_scaling": LLAMA3}, LLAMA3_ROPE),
     ],
 )
 def test_both_spellings_of_the_rope(fields, expected):

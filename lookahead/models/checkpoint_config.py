@@ -227,13 +227,16 @@ def _read_rope(read: _Reader) -> RopeConfig:
     """Read the newer `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     top_theta = read.get("rope_theta")
     older, newer = read.get("rope_scaling"), read.get("rope_parameters")
+    section: dict[str, Any] = {}
     for key, value in (("rope_scaling", older), ("rope_parameters", newer)):
         if value is not None and not isinstance(value, dict):
             raise InputError(f"config.json: {key} must be an object or null, got {value!r}")
-    if older and newer and older != newer:
-        raise InputError("config.json: rope_scaling and rope_parameters disagree; keep one of them")
+        for name, setting in (value or {}).items():
+            if section.setdefault(name, setting) != setting:
+                raise InputError(
+                    f"config.json: rope_scaling and rope_parameters disagree about {name!r}; keep one"
+                )
     where = "config.json: rope_parameters" if newer else "config.json: rope_scaling"
-    section = dict(newer or older or {})
     inner_theta = section.pop("rope_theta", None)
     if None not in (top_theta, inner_theta) and top_theta != inner_theta:
         raise InputError(
