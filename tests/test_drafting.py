@@ -235,3 +235,26 @@ def test_slots_that_hold_nothing_are_no_candidates():
     assert [record.emitted for record in records] == [[1, 2, 3, 4], [1]]
     assert [len(record.candidates) for record in records] == [2, 0]
     assert output.finite.tolist() == [True, True]
+
+
+def test_a_finished_sequence_takes_no_rows(monkeypatch):
+    def count(ids):
+        return (ids[-1] + 1) % 5
+
+    model, num_rows = ScriptedModel(count, 5), []
+    forward = model.forward
+
+    def counting_forward(tokens, positions, layout, *rest):
+        num_rows.append(layout.num_rows)
+        return forward(tokens, positions, layout, *rest)
+
+    step = build_step(model, LookaheadConfig(0, 4, 2), MAX_LENGTH, batch_size=2)
+    start_step(step, [0, 1, 2, 3, 4, 0, 1, 2, 4, 0], 12, sequence=0)
+    start_step(step, [0], 4, sequence=1)
+    monkeypatch.setattr(model, "forward", counting_forward)
+    emitted = []
+    while not step.state.finished.all():
+        step.run(lambda record: emitted.append(record.emitted))
+    # The first one ends in the first step; the second one has no candidate yet.
+    assert emitted == [[1, 2], [1], [2], [3]]
+    assert num_rows == [1 + 2 * 3, 1, 1]

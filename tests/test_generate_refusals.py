@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import edit_json, write_json, write_tiny_checkpoint
+from tiny_checkpoint import edit_json, write_tiny_checkpoint
+from vocabularies import write_json
 
 from lookahead.generate import main
 

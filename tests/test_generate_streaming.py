@@ -1,5 +1,6 @@
 """The command line as a program: text as it comes, on a terminal, in a pipe, and up to Ctrl-C."""
 
+import io
 import json
 import os
 import re
@@ -68,6 +69,28 @@ def test_in_a_pipe_the_text_is_plain(options, engine):
     assert done.stdout.decode() == generate_with(engine, 40).text + "\n"
     assert done.stderr.decode().startswith("lookahead (5, 4, 5): 40 tokens, ")
     assert done.stderr.count(b"\n") == 1
+
+
+class Writes(io.RawIOBase):
+    """A file that remembers what each write brought it."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data) -> int:
+        self.pieces.append(bytes(data).decode())
+        return len(data)
+
+
+def test_the_text_of_a_step_is_written_at_once(options, engine, monkeypatch):
+    writes = Writes()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(writes)))
+    assert main([*options, "--max-new-tokens", "40"]) == 0
+    steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40)]
+    assert writes.pieces == [*steps, "\n"]
 
 
 def test_on_a_terminal_a_step_has_one_colour_and_the_next_step_another(options, engine):

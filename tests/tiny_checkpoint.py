@@ -11,6 +11,7 @@ from oracles.naive_llama import random_checkpoint
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from vocabularies import write_json
 
 WRITTEN = " abcdefgh"
 END = "<|end|>"
@@ -30,7 +31,8 @@ def write_tiny_checkpoint(
     weights, config = tiny_model(seed, max_position_embeddings)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    save_file({name: weight.float() for name, weight in weights.items()}, _weights(directory))
+    parameters = {name: weight.float() for name, weight in weights.items()}
+    save_file(parameters, directory / "model.safetensors")
     config["eos_token_id"] = tokenizer.token_to_id(END)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
     if chat_template is not None:
@@ -69,14 +71,6 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
 def edit_json(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file."""
     write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
-
-
-def _weights(directory: Path) -> Path:
-    return directory / "model.safetensors"
