@@ -74,12 +74,16 @@ class Stream:
         return self._finish_reason is not None
 
     def __next__(self) -> Chunk:
-        if not self._started:
-            self._start()
-        while not self.is_done:
-            text, ids = self._advance()
-            if text or ids:
-                return Chunk(text, ids)
+        try:
+            if not self._started:
+                self._start()
+            while not self.is_done:
+                text, ids = self._advance()
+                if text or ids:
+                    return Chunk(text, ids)
+        except BaseException:
+            self.close()  # whatever went wrong, the engine is free for the next request
+            raise
         raise StopIteration
 
     @torch.inference_mode()
@@ -102,7 +106,6 @@ class Stream:
         self._decode_seconds += time.perf_counter() - began
         self._steps += 1
         if not is_finite:
-            self._finish_reason = "interrupted"
             dtype = dtype_name(self._step.model.dtype)
             raise InputError(
                 f"the model's logits are not finite after {len(self._text.token_ids)} new tokens: its "

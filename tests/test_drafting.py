@@ -58,6 +58,10 @@ def periodic(ids):
     return len(ids) % 5
 
 
+def count(ids):
+    return (ids[-1] + 1) % 5
+
+
 SCRIPTS = {"sum": (sum_modulo_5, 5), "two back": (two_back, 7), "periodic": (periodic, 5)}
 
 
@@ -189,9 +193,6 @@ def test_prompts_of_any_length_fill_the_pool(length, ngram):
 
 def test_the_context_ends_inside_a_block():
     # Every n-gram is right, so each step brings 4 tokens, and the last what there is room for.
-    def count(ids):
-        return (ids[-1] + 1) % 5
-
     model = ScriptedModel(count, 5)
     for room in range(1, 10):
         prompt = [place % 5 for place in range(MAX_LENGTH - room)]
@@ -222,9 +223,6 @@ def test_sequences_of_a_batch_keep_their_pools_apart():
 
 def test_slots_that_hold_nothing_are_no_candidates():
     # What they hold by accident would even be right, and another sequence has all its candidates.
-    def count(ids):
-        return (ids[-1] + 1) % 5
-
     config = LookaheadConfig(0, 4, 2)
     step = build_step(ScriptedModel(count, 5), config, MAX_LENGTH, batch_size=2)
     start_step(step, [0, 1, 2, 3, 4, 0, 1, 2, 4, 0], 40, sequence=0)
@@ -237,24 +235,21 @@ def test_slots_that_hold_nothing_are_no_candidates():
     assert output.finite.tolist() == [True, True]
 
 
-def test_a_finished_sequence_takes_no_rows(monkeypatch):
-    def count(ids):
-        return (ids[-1] + 1) % 5
-
-    model, num_rows = ScriptedModel(count, 5), []
+def test_rows_without_a_candidate_are_left_out(monkeypatch):
+    model, rows = ScriptedModel(count, 5), []
     forward = model.forward
 
-    def counting_forward(tokens, positions, layout, *rest):
-        num_rows.append(layout.num_rows)
-        return forward(tokens, positions, layout, *rest)
+    def recording_forward(tokens, positions, layout, cache, lengths, live_rows):
+        rows.append((layout.num_rows, live_rows.tolist()))
+        return forward(tokens, positions, layout, cache, lengths, live_rows)
 
     step = build_step(model, LookaheadConfig(0, 4, 2), MAX_LENGTH, batch_size=2)
     start_step(step, [0, 1, 2, 3, 4, 0, 1, 2, 4, 0], 12, sequence=0)
     start_step(step, [0], 4, sequence=1)
-    monkeypatch.setattr(model, "forward", counting_forward)
+    monkeypatch.setattr(model, "forward", recording_forward)
     emitted = []
     while not step.state.finished.all():
         step.run(lambda record: emitted.append(record.emitted))
-    # The first one ends in the first step; the second one has no candidate yet.
+    # The first one ends in the first step; the second one never has a candidate.
     assert emitted == [[1, 2], [1], [2], [3]]
-    assert num_rows == [1 + 2 * 3, 1, 1]
+    assert rows == [(1 + 2 * 3, [7, 1]), (1, [0, 1]), (1, [0, 1])]

@@ -210,3 +210,18 @@ def pool_of(step: Step, sequence: int = 0) -> dict[int, list[tuple[tuple[int, ..
         for key, count in enumerate(counts)
         if count
     }
+
+
+def run_request(engine, prompt, shape, **options):
+    """Stream one request; check what always holds; return the result and the ids of each step."""
+    records = []
+    config = LookaheadConfig(*shape)
+    stream = engine.stream(prompt, lookahead=config, trace=records.append, **options)
+    chunks = list(stream)
+    result = stream.result
+    assert stream.is_done
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == result.token_ids
+    assert result.new_tokens == len(result.token_ids)
+    assert result.steps == len(records)
+    return result, [record.emitted for record in records]
