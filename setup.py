@@ -29,6 +29,6 @@ setup(
         "dev": [*TEST, "ruff", "mypy"],
         "bench": ["transformers>=4.48"],
         "gguf": ["gguf>=0.16"],
-        "hub": ["huggingface_hub>=0.25"],
+        "hub": ["huggingface_hub>=0.34"],
     },
 )

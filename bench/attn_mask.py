@@ -238,7 +238,8 @@ def _run(operation: Attend, options: argparse.Namespace) -> int:
     print(f"nothing was timed on a GPU: {_reason()}; these are torch on the CPU", flush=True)
     rows = []
     try:
-        for case in tqdm(list(cases(lengths)), unit="case", leave=False):
+        # disable=None: a bar on a terminal, nothing elsewhere
+        for case in tqdm(list(cases(lengths)), unit="case", leave=False, disable=None):
             rows.append(measure(case, options.repeats, operation))
     except WrongResult as wrong:
         print(f"refused: {wrong}; no time is reported", file=sys.stderr)

@@ -236,4 +236,5 @@ def count_steps(
 
 
 def _progress(what: str, num_runs: int) -> tqdm:
-    return tqdm(total=num_runs, desc=what, unit="run", leave=False)
+    # disable=None: a bar on a terminal, nothing elsewhere
+    return tqdm(total=num_runs, desc=what, unit="run", leave=False, disable=None)

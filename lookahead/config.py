@@ -9,15 +9,19 @@ from dataclasses import dataclass
 
 from lookahead.errors import InputError
 
+MODES = ("lookahead", "autoregressive")
+DTYPE_NAMES = ("bfloat16", "float16", "float32", "float64")
 MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**31 - 1  # what 32-bit buffers can count
 
 
-def check_whole(name: str, value: int, least: int, most: int | None = None) -> None:
+def check_whole(name: str, value: int, least: int, most: int = MAX_COUNT) -> None:
     """Raise InputError unless `value` is a whole number from `least` to `most`."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or value < least or (most is not None and value > most):
-        expected = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name} must be a whole number {expected}, got {value!r}")
+    if not is_whole or not least <= value <= most:
+        is_count = most == MAX_COUNT and not (is_whole and value > most)
+        expected = f"of at least {least}" if is_count else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {expected}, got {value!r:.80}")
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,10 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, most=MAX_SEED)
-        if not 0 <= self.temperature < math.inf:
+        is_number = isinstance(self.temperature, int | float)
+        if not is_number or not 0 <= self.temperature < math.inf:
             raise InputError(
-                f"temperature must be a number of at least 0, got {self.temperature}; "
+                f"temperature must be a number of at least 0, got {self.temperature!r}; "
                 "0 is greedy decoding"
             )
         for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):

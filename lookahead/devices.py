@@ -5,14 +5,10 @@ from contextlib import contextmanager
 
 import torch
 
+from lookahead.config import DTYPE_NAMES
 from lookahead.errors import InputError
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def choose_device(name: str) -> torch.device:
@@ -57,8 +53,11 @@ def refuse_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # On a CPU only its words tell what went wrong.
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        # On a CPU, and for sizes that nothing could count, only its words tell what went wrong.
+        words = ("allocate memory", "size calculation overflowed", "too large")
+        if not isinstance(error, torch.OutOfMemoryError) and not any(
+            word in str(error) for word in words
+        ):
             raise
         raise InputError(
             f"{what} does not fit into the memory of {device}; take a shorter max_length, a smaller "

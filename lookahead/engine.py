@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from lookahead.config import AUTOREGRESSIVE, LookaheadConfig, SamplingConfig, check_whole
+from lookahead.config import (
+    AUTOREGRESSIVE,
+    MODES,
+    LookaheadConfig,
+    SamplingConfig,
+    check_whole,
+)
 from lookahead.devices import choose_device, choose_dtype, dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
@@ -23,8 +29,8 @@ from lookahead.step import DecodeState, Step, StepRecord
 from lookahead.stream import Request, Stream
 from lookahead.tokenizer import Tokenizer
 
-MODES = ("lookahead", "autoregressive")
 DEFAULT_MAX_LENGTH = 4096
+MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 Prompt = str | Sequence[int]
 
 
@@ -76,9 +82,9 @@ class Engine:
         """
         path = Path(path)
         check_whole("batch_size", batch_size, least=1)
-        check_whole("max_step_rows", max_step_rows, least=2)
-        chosen_device = choose_device(device)
-        chosen_dtype = choose_dtype(dtype, chosen_device)
+        check_whole("max_step_rows", max_step_rows, least=2, most=MAX_STEP_ROWS)
+        chosen_device = choose_device(str(device))
+        chosen_dtype = choose_dtype(str(dtype), chosen_device)
         config = read_model_config(path)
         limit = config.max_position_embeddings
         if max_length is None:
@@ -163,7 +169,7 @@ class Engine:
         Args:
             prompt: text, or token ids.
             max_new_tokens: at most so many tokens are emitted.
-            mode: "lookahead" or "autoregressive"; the text is the same.
+            mode: "lookahead" or "autoregressive".
             lookahead: (W, N, G) and more; by default `default_lookahead()`.
             sampling: greedy decoding only, as yet.
             stop: the text ends before the first of these strings.
@@ -184,10 +190,17 @@ class Engine:
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not known, expected {' or '.join(MODES)}")
         check_whole("max_new_tokens", max_new_tokens, least=1)
-        if isinstance(stop, str) or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(f"stop must be a list of non-empty strings, got {stop!r}")
-        sampling = sampling or SamplingConfig()
-        config = lookahead or self.default_lookahead()
+        is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
+        if not is_list or not all(isinstance(text, str) and text for text in stop):
+            raise InputError(f"stop must be a list of non-empty strings, got {stop!r:.80}")
+        sampling = SamplingConfig() if sampling is None else sampling
+        config = self.default_lookahead() if lookahead is None else lookahead
+        for name, value, kind in (
+            ("sampling", sampling, SamplingConfig),
+            ("lookahead", config, LookaheadConfig),
+        ):
+            if not isinstance(value, kind):
+                raise InputError(f"{name} must be a {kind.__name__}, got {value!r:.80}")
         if mode == "autoregressive":
             config = AUTOREGRESSIVE
         self._check_rows(config)
@@ -242,9 +255,10 @@ class Engine:
                 )
         if len(ids) >= self.max_length:
             most = self.model.config.max_position_embeddings
+            can_raise = f" or raise max_length (at most {most})" if self.max_length < most else ""
             raise InputError(
                 f"the prompt has {len(ids)} tokens, at most {self.max_length - 1} fit in a context of "
-                f"{self.max_length}; shorten it or raise max_length (the model has {most} positions)"
+                f"{self.max_length}; shorten it{can_raise}"
             )
         return ids
 

@@ -5,8 +5,11 @@ finds a difference; 2 for wrong input, with one line `error: ...`; 130 on Ctrl-C
 was generated.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,15 +17,15 @@ from dataclasses import replace
 from io import TextIOWrapper
 from itertools import cycle
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from lookahead.config import LookaheadConfig, SamplingConfig, check_whole
-from lookahead.devices import DTYPES
-from lookahead.engine import MODES, Engine
+from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig, SamplingConfig, check_whole
 from lookahead.errors import InputError
 from lookahead.json_file import parse_json_object
 from lookahead.results import Result
-from lookahead.stream import Stream
+
+if TYPE_CHECKING:
+    from lookahead.stream import Stream
 
 COLOURS = (36, 33, 32, 35, 34, 31)
 INTERRUPTED = 130
@@ -69,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repetition-penalty", type=float, help="not yet")
     add("--seed", type=int, default=0)
     add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
-    add("--dtype", default="auto", metavar="|".join(("auto", *DTYPES)))
+    add("--dtype", default="auto", metavar="|".join(("auto", *DTYPE_NAMES)))
     add("--max-length", type=int, metavar="COUNT", help="tokens of prompt and answer together")
     add(
         "--compare", action="store_true", help="also run autoregressive: same ids? how much faster?"
@@ -85,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # input is read with its own message, so this is about output
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -93,6 +99,9 @@ def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
     sampling = _check_options(options)
     prompt = _read_prompt(options)
+    # Only now, so that wrong options are told at once and Ctrl-C finds its handler while torch loads.
+    from lookahead.engine import Engine
+
     engine = Engine.load(
         options.ckpt, device=options.device, dtype=options.dtype, max_length=options.max_length
     )
@@ -176,6 +185,8 @@ def _read_prompt(options: argparse.Namespace) -> str:
 def _read_prompt_file(name: str) -> list[str]:
     """Prompts of a .jsonl file, or the whole of another file or of standard input."""
     where = "standard input" if name == "-" else f"prompt file {name}"
+    if name == "-" and sys.stdin is None:
+        raise InputError("standard input is closed: give --prompt TEXT or a file")
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = data.decode("utf-8")
@@ -259,9 +270,22 @@ def _comparison(result: Result, other: Result) -> str:
     return f"different ids from new token {first} on: lookahead {mine}, autoregressive {its}{speed}"
 
 
-if __name__ == "__main__":
+def _program() -> NoReturn:
+    """`main` as a program of its own, whatever its surroundings left open."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed; a later file must not get its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us without a traceback
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # whatever the surroundings say: so is JSON
-    sys.exit(main())
+    code = main()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os._exit(2)  # told already, and the interpreter would tell again as it ends
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _program()

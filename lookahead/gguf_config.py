@@ -6,6 +6,7 @@ Whatever a file says that would change the model's arithmetic is carried over or
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lookahead.errors import InputError
@@ -52,6 +53,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
 }
+
+# The most that the engine takes from a config.json.
+LARGEST_COUNT = 2**31 - 1
 
 
 def refuse_unsupported(metadata: dict[str, Any]) -> None:
@@ -119,8 +123,9 @@ def _number(metadata: dict[str, Any], key: str, default: float | None = None) ->
     value = metadata.get(key, default)
     fractional = key.endswith(("epsilon", "freq_base"))
     kind = float if fractional else int
-    if type(value) is not kind or not 0 < value < math.inf:
-        expected = "a number above 0" if fractional else "a whole number of at least 1"
+    largest = sys.float_info.max if fractional else LARGEST_COUNT
+    if type(value) is not kind or not 0 < value <= largest:
+        expected = "a number above 0" if fractional else f"a whole number from 1 to {largest}"
         raise InputError(f"{key} is {shown(value)}, expected {expected}")
     return value
 
@@ -143,11 +148,14 @@ def _rope_scaling(
     found = [float(value) for value in tensor.data.ravel()]
     factor, low, high, original = max(found, default=0.0), 1.0, 4.0, 8192
     expected = []
-    for pair in range(head_dim // 2):
-        turns = original * theta ** (-2 * pair / head_dim) / (2 * math.pi)
-        blend = min(1.0, max(0.0, (turns - low) / (high - low)))
-        expected.append(1 / (blend + (1 - blend) / max(factor, 1.0)))
-    same = len(found) == len(expected) and all(map(_close, found, expected))
+    try:
+        for pair in range(head_dim // 2):
+            turns = original * theta ** (-2 * pair / head_dim) / (2 * math.pi)
+            blend = min(1.0, max(0.0, (turns - low) / (high - low)))
+            expected.append(1 / (blend + (1 - blend) / max(factor, 1.0)))
+    except ArithmeticError:  # an infinite factor, or a base close to 0: no scaling at all
+        expected = []
+    same = len(found) == len(expected) == head_dim // 2 and all(map(_close, found, expected))
     if tensor.tensor_type.name != "F32" or not same:
         raise InputError(
             "tensor rope_freqs.weight is not of the one supported scaling, llama3 with "

@@ -52,7 +52,10 @@ def read_tokenizer_config(metadata: dict[str, Any], special_ids: dict[str, int])
         if name in special_ids:
             config[f"{name}_token"] = tokens[special_ids[name]]
     if "tokenizer.chat_template" in metadata:
-        config["chat_template"] = metadata["tokenizer.chat_template"]
+        template = metadata["tokenizer.chat_template"]
+        if not isinstance(template, str):
+            raise InputError(f"tokenizer.chat_template is {shown(template)}, expected text")
+        config["chat_template"] = template
     return config
 
 
@@ -93,9 +96,18 @@ def _adds(metadata: dict[str, Any], name: str, special_ids: dict[str, int]) -> b
     """Whether every text begins (bos) or ends (eos) with the token of that name."""
     # llama.cpp adds bos to Llama 3 text unless a file says that it should not.
     usual = name == "bos" and metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    adds = bool(metadata.get(f"tokenizer.ggml.add_{name}_token", usual))
+    key = f"tokenizer.ggml.add_{name}_token"
+    adds = metadata.get(key, usual)
+    if not isinstance(adds, bool):
+        raise InputError(f"{key} is {shown(adds)}, expected True or False")
     if adds and name not in special_ids:
         raise InputError(f"tokenizer.ggml.{name}_token_id is missing, and texts are to have it")
+    token = metadata["tokenizer.ggml.tokens"][special_ids[name]] if adds else ""
+    if token.startswith("$") or ":" in token:  # these mean something else in a template
+        raise InputError(
+            f"tokenizer.ggml.{name}_token_id is the token {shown(token)}, which cannot be added to "
+            "texts; expected one without a colon that does not begin with $"
+        )
     return adds
 
 
@@ -111,7 +123,7 @@ def _pre_tokenizer(name: Any) -> pre_tokenizers.PreTokenizer:
         "default": [*splits(*DEFAULT_SPLITS), to_bytes],
         "llama-bpe": [*splits(LLAMA3_SPLIT), to_bytes],
     }
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise InputError(f"tokenizer.ggml.pre is {shown(name)}, expected one of {', '.join(known)}")
     return pre_tokenizers.Sequence(known[name])
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
@@ -93,7 +93,9 @@ def _write(checkpoint: Checkpoint, out_dir: Path, shard_bytes: int) -> None:
     try:
         scratch.mkdir(parents=True)
         _require_space(checkpoint, scratch)
-        checkpoint.tokenizer.save(str(scratch / "tokenizer.json"))
+        # Not by the library's own `save`, which raises bare Exception when the disk is full.
+        tokenizer = checkpoint.tokenizer.to_str(pretty=True)
+        (scratch / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         _write_weights(checkpoint.weights, scratch, shard_bytes)
         for name, content in checkpoint.json_files.items():
             _write_json(scratch / name, content)
@@ -153,8 +155,15 @@ def _write_weights(
         _write_json(directory / "model.safetensors.index.json", index)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses wrong arguments in one line, like all other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see --help")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m lookahead.import_gguf",
         description="Turn a GGUF file of the llama architecture into a checkpoint directory.",
     )
@@ -162,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "out_dir", type=Path, help="the directory to make, which must not exist yet"
     )
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         import_gguf(options.file, options.out_dir)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

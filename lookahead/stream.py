@@ -75,9 +75,9 @@ class Stream:
 
     def __next__(self) -> Chunk:
         try:
-            if not self._started:
-                self._start()
             while not self.is_done:
+                if not self._started:
+                    self._start()
                 text, ids = self._advance()
                 if text or ids:
                     return Chunk(text, ids)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lookahead.chat_template import TEMPLATE_FILE, ChatTemplate, find_chat_template
 from lookahead.detokenizer import IncrementalDetokenizer
@@ -152,7 +152,7 @@ def _named_tokens(path: Path, fields: Mapping[str, Any]) -> dict[str, str | None
             continue
         token = fields[name]
         content = token.get("content") if isinstance(token, dict) else token
-        if content is not None and not isinstance(content, str):
+        if content is not None and not _is_text(content):
             raise InputError(
                 f'{path}: {name} is {json.dumps(token)}; expected text, an object with "content", '
                 "or null"
@@ -164,10 +164,17 @@ def _named_tokens(path: Path, fields: Mapping[str, Any]) -> dict[str, str | None
 def _more_special_tokens(path: Path, fields: Mapping[str, Any]) -> Iterator[str]:
     """`additional_special_tokens`, since renamed: special tokens that have no name."""
     for name in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = fields.get(name) or []
+        tokens = fields.get(name)
+        if tokens is None:
+            continue
+        if not isinstance(tokens, list | dict):
+            raise InputError(
+                f"{path}: {name} is {json.dumps(tokens)[:80]}; expected a list of text, an object "
+                "of names and text, or null"
+            )
         for token in tokens.values() if isinstance(tokens, dict) else tokens:
             content = token.get("content") if isinstance(token, dict) else token
-            if not isinstance(content, str):
+            if not _is_text(content):
                 raise InputError(
                     f"{path}: {name} holds {json.dumps(token)}; expected a list of text"
                 )
@@ -177,15 +184,19 @@ def _more_special_tokens(path: Path, fields: Mapping[str, Any]) -> Iterator[str]
 def _described_tokens(path: Path, config: Mapping[str, Any]) -> Iterator[AddedToken]:
     """`added_tokens_decoder`: {"32000": {"content": ..., "special": ...}}."""
     try:
-        for token_id, token in (config.get("added_tokens_decoder") or {}).items():
-            yield AddedToken(
-                id=int(token_id),
-                content=str(token["content"]),
-                special=bool(token.get("special")),
-                strip_left=bool(token.get("lstrip")),
-                strip_right=bool(token.get("rstrip")),
-                single_word=bool(token.get("single_word")),
+        described = config.get("added_tokens_decoder")
+        for token_id, token in ({} if described is None else described).items():
+            special, strip_left, strip_right, single_word = (
+                bool(_flag(path, token, name))
+                for name in ("special", "lstrip", "rstrip", "single_word")
             )
+            if not token_id.isdecimal() or not _is_text(token["content"]):
+                raise ValueError(f"{token_id!r}: {json.dumps(token)[:80]}")
+            yield AddedToken(
+                int(token_id), token["content"], special, strip_left, strip_right, single_word
+            )
+    except InputError as error:
+        raise InputError(f"{error}, in added_tokens_decoder") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{path}: added_tokens_decoder is malformed ({type(error).__name__}: {error}); "
@@ -196,9 +207,17 @@ def _described_tokens(path: Path, config: Mapping[str, Any]) -> Iterator[AddedTo
 def _listed_tokens(path: Path) -> Iterator[AddedToken]:
     """`added_tokens.json`: {"<pad>": 32000}."""
     for content, token_id in read_json_object(path, optional=True).items():
-        if not isinstance(token_id, int):
-            raise InputError(f"{path}: the id of {content!r} is {token_id!r}; expected a number")
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise InputError(
+                f"{path}: the id of {content!r} is {repr(token_id)[:80]}; expected a whole number "
+                "of at least 0"
+            )
         yield AddedToken(token_id, content, special=False)
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether it is text that a vocabulary can hold. JSON can write half a character."""
+    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,12 @@ class JsonVocabulary:
     except where add_bos_token or add_eos_token in the settings overrule it."""
 
     def __init__(self, path: Path, settings: VocabularySettings) -> None:
-        try:
+        self._path = path
+        with _refusing(f"{path} is not a tokenizer.json that the tokenizers library can read"):
             self._backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(
-                f"{path} is not a tokenizer.json that the tokenizers library can read "
-                f"({one_line(error)}); download it again"
-            ) from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._add_missing_tokens(settings)
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._add_missing_tokens(settings)
         self.size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_tokens = with_ids(settings.special_tokens, self.token_to_id)
         special = {*self.special_tokens.values(), *settings.also_special}
@@ -43,12 +40,18 @@ class JsonVocabulary:
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if not add_special_tokens or self._affixes is None:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return self._own_ids(text, add_special_tokens)
         prefix, suffix = self._affixes
-        return [*prefix, *self._backend.encode(text, add_special_tokens=False).ids, *suffix]
+        return [*prefix, *self._own_ids(text, add_special_tokens=False), *suffix]
 
     def token_to_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
+
+    def _own_ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """What the file alone makes of `text`."""
+        what = f"{self._path} cannot turn the text {text[:40]!a} into ids"
+        with _refusing(f"{what}, expected one with an id for every text"):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _add_missing_tokens(self, settings: VocabularySettings) -> None:
         """Tokens that only the files beside tokenizer.json name are matched in the text too."""
@@ -79,7 +82,7 @@ class JsonVocabulary:
     ) -> tuple[list[int], list[int]] | None:
         """Ids before and after every text, or None to leave that to the post-processor."""
         bos, eos = (self._ids_of(name) for name in ("bos_token", "eos_token"))
-        own = self._backend.encode("", add_special_tokens=True).ids
+        own = self._own_ids("", add_special_tokens=True)
         own_bos = bool(bos) and own[:1] == bos
         own_eos = bool(eos) and own[own_bos:][-1:] == eos
         add_bos = own_bos if settings.add_bos is None else settings.add_bos
@@ -92,6 +95,19 @@ class JsonVocabulary:
         token = self.special_tokens.get(name)
         token_id = None if token is None else self.token_to_id(token)
         return [] if token_id is None else [token_id]
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn whatever the library raises into an InputError that says `what` is wrong."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # The library raises bare Exception. Its panics, which files that contradict themselves cause,
+    # are not even that but BaseException.
+    except BaseException as error:
+        raise InputError(f"{what} ({one_line(error)}); download it again") from error
 
 
 @dataclass(frozen=True)

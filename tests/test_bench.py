@@ -300,7 +300,8 @@ def test_decode_reports_every_mode(
     arguments = ["--ckpt", str(checkpoint), "--prompts", str(prompts), "--dtype", "float32"]
     arguments += ["--max-new-tokens", "24", "--configs", "4,3,4;2,2,2", "--repeats", "2"]
     assert decode.main([*arguments, "--json-out", str(out)]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert progress == "", "progress bars are for terminals"
     record = last_json(text)
     assert json.loads(out.read_text()) == record
     assert record["check"] == {"dtype": "float32", "prompts": 2, "identical": True}
@@ -517,7 +518,8 @@ def test_attention_is_checked_and_timed(tmp_path: Path, capsys: pytest.CaptureFi
     out = tmp_path / "out.json"
     arguments = ["--lengths", "0,37", "--repeats", "2", "--json-out", str(out)]
     assert attn_mask.main(arguments) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert progress == "", "progress bars are for terminals"
     assert text.startswith("nothing was timed on a GPU: ")
     record = last_json(text)
     assert json.loads(out.read_text()) == record

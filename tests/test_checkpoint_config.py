@@ -176,6 +176,24 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         for value in (0, -1, 2.0, "64", True, [64])
     ),
     *(
+        ({key: value}, f"{key} must be at most 2147483647, got {value!r}"[:80])
+        for key in (*list(LEAST)[1:], "num_key_value_heads", "head_dim", "max_position_embeddings")
+        for value in (2**31, 10**30, 10**400)
+    ),
+    (
+        {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 2**31}},
+        "original_max_position_embeddings must be at most 2147483647, got 2147483648",
+    ),
+    (
+        {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 1e300}},
+        "original_max_position_embeddings must be at most 2147483647, got 1e+300",
+    ),
+    ({"token_healing": True}, "token_healing = true is not supported, expected null or false"),
+    (
+        {"cache_implementation": "quantized"},
+        'cache_implementation = "quantized" is not supported, expected null or "dynamic" or "static"',
+    ),
+    *(
         ({key: value}, f"{key} must be a positive number, got {value!r}"[:100])
         for key in ("rms_norm_eps", "rope_theta")
         for value in (0, -1e-5, "1e-5", True, float("nan"), float("inf"), [1.0], 10**400)
@@ -238,6 +256,19 @@ def test_each_refusal_names_the_key(fields, message):
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         parse(**fields)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [100, 10**30, [1, 100], "2", -1, True, [None]])
+def test_end_of_text_ids_of_config_are_checked_even_where_they_do_not_count(value):
+    with pytest.raises(InputError, match=r"^config\.json: eos_token_id ") as caught:
+        parse({"eos_token_id": 2}, eos_token_id=value)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_largest_sizes_are_read():
+    assert parse(vocab_size=2**31 - 1).vocab_size == 2**31 - 1
+    rope = {**LLAMA3, "original_max_position_embeddings": 2**31 - 1}
+    assert parse(rope_scaling=rope).rope.original_max_position_embeddings == 2**31 - 1
 
 
 @pytest.mark.parametrize("key", [key for key in LEAST if key != "model_type"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_checkpoint import edit_json, write_tiny_checkpoint
 
-from lookahead import Engine, InputError
+from lookahead import Engine, InputError, SamplingConfig
 
 PROMPT = "abc abd abc"
 EMPTY = "the prompt is empty: after tokenising it has no tokens, expected at least 1"
@@ -37,7 +37,7 @@ def refusal(function, *arguments, **options) -> str:
         ({"max_length": 20.0}, "max_length must be a whole number of at least 2, got 20.0"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
-        ({"max_step_rows": 1}, "max_step_rows must be a whole number of at least 2, got 1"),
+        ({"max_step_rows": 1}, "max_step_rows must be a whole number from 2 to 65536, got 1"),
         (
             {"device": "tpu"},
             "device 'tpu' is not known, expected auto, cpu, cuda or cuda:INDEX",
@@ -61,12 +61,11 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
     )
 
 
-def test_too_little_memory_is_refused(tmp_path):
-    checkpoint = write_tiny_checkpoint(tmp_path, max_position_embeddings=10**15)
+def test_too_little_memory_is_refused(checkpoint):
     # More bytes than a process can address.
-    said = refusal(Engine.load, checkpoint, device="cpu", dtype="float32", max_length=10**14)
+    said = refusal(Engine.load, checkpoint, device="cpu", dtype="float32", batch_size=2**31 - 1)
     assert said == (
-        f"{checkpoint} as float32 with max_length {10**14} does not fit into the memory of cpu; take "
+        f"{checkpoint} as float32 with max_length 512 does not fit into the memory of cpu; take "
         "a shorter max_length, a smaller dtype or another device"
     )
 
@@ -91,8 +90,7 @@ def test_too_little_memory_is_refused(tmp_path):
         ),
         (
             "a" * 512,
-            "the prompt has 512 tokens, at most 511 fit in a context of 512; shorten it or raise "
-            "max_length (the model has 512 positions)",
+            "the prompt has 512 tokens, at most 511 fit in a context of 512; shorten it",
         ),
     ],
 )
@@ -119,3 +117,30 @@ def test_a_stream_takes_one_prompt(engine):
 def test_requests_that_are_refused(engine, options, said):
     assert refusal(engine.generate, PROMPT, **options) == said
     assert refusal(engine.stream, PROMPT, **options) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stop": 5}, "stop must be a list of non-empty strings, got 5"),
+        ({"stop": "end"}, "stop must be a list of non-empty strings, got 'end'"),
+        ({"lookahead": (5, 4, 5)}, "lookahead must be a LookaheadConfig, got (5, 4, 5)"),
+        ({"lookahead": {}}, "lookahead must be a LookaheadConfig, got {}"),
+        ({"sampling": 5}, "sampling must be a SamplingConfig, got 5"),
+    ],
+)
+def test_arguments_of_another_kind(engine, options, said):
+    assert refusal(engine.generate, PROMPT, **options) == said
+
+
+def test_a_temperature_that_is_no_number():
+    said = "temperature must be a number of at least 0, got '0'; 0 is greedy decoding"
+    assert refusal(SamplingConfig, temperature="0") == said
+
+
+def test_devices_and_names_of_torch(checkpoint):
+    loaded = Engine.load(checkpoint, device=torch.device("cpu"), dtype="float32")
+    assert loaded.model.device == torch.device("cpu")
+    assert refusal(Engine.load, checkpoint, device=0).startswith("device '0' is not known")
+    said = refusal(Engine.load, checkpoint, dtype=torch.float32)
+    assert said.startswith("dtype 'torch.float32' is not known")

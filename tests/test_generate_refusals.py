@@ -202,7 +202,7 @@ def test_prompts_that_do_not_fit(refused):
     )
     assert refused("--max-length", 20, prompt=("--prompt", "a" * 20)) == (
         "the prompt has 20 tokens, at most 19 fit in a context of 20; shorten it or raise max_length "
-        "(the model has 512 positions)"
+        "(at most 512)"
     )
 
 
@@ -256,3 +256,79 @@ def test_as_a_program_with_a_prompt_that_is_not_text(checkpoint):
         "error: the text has half a character ('\\udce9') at position 3; expected Unicode text; was "
         "it read from something that is not UTF-8?\n"
     )
+
+
+def test_standard_input_that_is_closed(refused, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    said = refused("--prompt-file", "-", prompt=())
+    assert said == "standard input is closed: give --prompt TEXT or a file"
+
+
+def run_program(program: str, checkpoint: Path) -> subprocess.CompletedProcess:
+    options = ["--ckpt", str(checkpoint), "--prompt", "abc", "--max-new-tokens", "3"]
+    return subprocess.run(
+        [sys.executable, "-c", program, *options], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written(checkpoint):
+    done = run_program(
+        "import sys; sys.stdout = open('/dev/full', 'w')\n"
+        "from lookahead.generate import _program; _program()",
+        checkpoint,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_an_interrupt_while_libraries_are_imported(checkpoint):
+    """An importer that is interrupted where torch is looked for."""
+    done = run_program(
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from lookahead.generate import _program; _program()",
+        checkpoint,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_wrong_options_are_told_without_torch(checkpoint):
+    done = run_program(
+        "import sys; sys.argv += ['--window', '-1']; sys.modules['torch'] = None\n"
+        "from lookahead.generate import _program; _program()",
+        checkpoint,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: window must be a whole number of at least 0, got -1\n"
+
+
+def test_output_streams_that_are_closed(checkpoint):
+    for name in ("stdout", "stderr"):
+        done = run_program(
+            f"import sys; sys.{name} = None\nfrom lookahead.generate import _program; _program()",
+            checkpoint,
+        )
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+
+
+def test_an_ngram_longer_than_a_step(refused):
+    options = ("--window", "0", "--guesses", "0", "--ngram")
+    assert refused(*options, 10**19).startswith("ngram must be a whole number from 2 to 2147483647")
+
+
+@pytest.mark.parametrize(
+    ("field", "size", "said"),
+    [
+        ("num_hidden_layers", 10**9, "config.json says num_hidden_layers 1000000000"),
+        ("intermediate_size", 2**31 - 1, "has shape"),
+    ],
+)
+def test_a_configuration_of_wild_sizes(refused, tmp_path, field, size, said):
+    ckpt = write_tiny_checkpoint(tmp_path)
+    edit_json(ckpt / "config.json", **{field: size})
+    assert said in refused(ckpt=ckpt)

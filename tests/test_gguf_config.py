@@ -143,6 +143,7 @@ def test_keys_that_change_nothing_pass(
         (with_key("llama.attention.head_count", [4, 4]), "attention.head_count is [4, 4]"),
         (with_key("llama.attention.head_count_kv", 3), "head_count_kv 3"),
         (with_key("llama.block_count", 0), "llama.block_count is 0"),
+        (with_key("llama.context_length", 2**31), "context_length is 2147483648, expected a whole"),
         (with_key("llama.rope.freq_base", float("nan")), "llama.rope.freq_base is nan"),
         (with_key("llama.vocab_size", 7), "llama.vocab_size is 7"),
         (without("llama.context_length"), "llama.context_length is missing"),
@@ -199,5 +200,11 @@ def test_other_rope_factors_are_refused(source: Source, tmp_path: Path) -> None:
     for factors in (llama3_factors(8.0, high=4.1), llama3_factors(8.0)[:-1], np.full(8, 0.5)):
         source.tensors["rope_freqs.weight"] = (factors.astype(np.float32), "F32")
         assert "rope_freqs.weight" in refusal(source.write(tmp_path / "model.gguf"))
+    for wrong in (np.inf, -np.inf, np.nan, 0.0, 3e38):
+        for place in ([0], [7], range(8)):
+            factors = llama3_factors(8.0).astype(np.float32)
+            factors[list(place)] = wrong
+            source.tensors["rope_freqs.weight"] = (factors, "F32")
+            assert "rope_freqs.weight" in refusal(source.write(tmp_path / "model.gguf"))
     source.tensors["rope_freqs.weight"] = (np.ones(8, dtype=np.float32), "F32")
     assert read_json(imported(source, tmp_path) / "config.json")["rope_scaling"] is None

@@ -131,6 +131,13 @@ def test_begin_and_end_tokens_are_added_as_the_file_says(
         (with_key("tokenizer.ggml.model", "llama"), "tokenizer.ggml.model is 'llama'"),
         (with_key("tokenizer.ggml.pre", "qwen2"), "tokenizer.ggml.pre is 'qwen2'"),
         (without("tokenizer.ggml.pre"), "tokenizer.ggml.pre is missing"),
+        (with_key("tokenizer.ggml.pre", ["smollm"]), "tokenizer.ggml.pre is ['smollm']"),
+        (with_key("tokenizer.ggml.pre", 3), "tokenizer.ggml.pre is 3"),
+        (with_key("tokenizer.chat_template", ["a"]), "tokenizer.chat_template is ['a']"),
+        (with_key("tokenizer.chat_template", 1), "tokenizer.chat_template is 1"),
+        (with_key("tokenizer.ggml.add_bos_token", "no"), "add_bos_token is 'no', expected True or"),
+        (with_key("tokenizer.ggml.add_eos_token", 1), "tokenizer.ggml.add_eos_token is 1"),
+        (with_key("tokenizer.ggml.add_eos_token", [False]), "add_eos_token is [False]"),
         (without("tokenizer.ggml.tokens"), "tokenizer.ggml.tokens is missing"),
         (without("tokenizer.ggml.merges"), "tokenizer.ggml.merges is missing"),
         (with_key("tokenizer.ggml.merges", ["zz qq"]), "tokenizer.ggml.merges cannot be used"),
@@ -159,3 +166,15 @@ def test_refusals(
 ) -> None:
     change(source)
     assert message in refusal(source.write(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("token", ["x:1", "::", "$A", "$B", "$$"])
+def test_a_token_that_would_not_be_added_as_written_is_refused(
+    source: Source, tmp_path: Path, token: str
+) -> None:
+    source.keys["tokenizer.ggml.tokens"][1] = token
+    imported(source, tmp_path)
+    source.keys["tokenizer.ggml.add_bos_token"] = True
+    (tmp_path / "again").mkdir()
+    message = refusal(source.write(tmp_path / "again" / "model.gguf"))
+    assert f"tokenizer.ggml.bos_token_id is the token {token!r}" in message

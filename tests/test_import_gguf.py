@@ -73,6 +73,22 @@ def test_failing_midway_leaves_nothing(
         assert "No space left on device" in str(caught.value)
 
 
+def test_a_disk_too_full_for_the_tokenizer_leaves_nothing(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = source.write(tmp_path / "model.gguf")
+    mkdir = Path.mkdir
+
+    def mkdir_on_a_full_disk(self: Path, *arguments: Any, **options: Any) -> None:
+        mkdir(self, *arguments, **options)
+        (self / "tokenizer.json").symlink_to("/dev/full")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir_on_a_full_disk)
+    message = refusal(path)
+    assert "out cannot be written: " in message
+    assert "No space left on device" in message
+
+
 def test_disk_space_is_checked_first(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +130,18 @@ def test_command_line(source: Source, tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (2, "")
     expected = f"error: {out_dir} exists and is not an empty directory; name a new one\n"
     assert again.stderr == expected
+
+
+@pytest.mark.parametrize("arguments", [[], ["model.gguf"], ["a", "b", "c"], ["a", "b", "--wild"]])
+def test_command_line_refuses_wrong_arguments_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.endswith("; see --help\n")
+    assert output.err.count("\n") == 1
 
 
 def test_command_line_without_the_gguf_package(

@@ -26,16 +26,17 @@ def test_only_an_optional_file_may_be_missing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        # What stands between the two is Python's own account, and each version words it anew.
+        (b"", ("cannot be read as JSON: ", "; expected an object")),
+        (b'{"a": ', ("cannot be read as JSON: ", "line 1 column 7 (char 6); expected an object")),
         (
-            b"",
-            "cannot be read as JSON: Expecting value: line 1 column 1 (char 0); expected an object",
+            b'{"a": "\xff"}',
+            ("cannot be read as JSON: ", "; expected a UTF-8 file with an object"),
         ),
-        (b'{"a": ', "cannot be read as JSON: Expecting value: line 1 column 7 (char 6)"),
-        (b'{"a": "\xff"}', "cannot be read as JSON: 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "cannot be read as JSON: maximum recursion depth exceeded"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "cannot be read as JSON: Exceeds the limit (4300 digits)"),
-        (b"[1]", "must hold a JSON object, got list"),
-        (b"null", "must hold a JSON object, got NoneType"),
+        (b"[" * 100_000, ("cannot be read as JSON: ", "; expected an object")),
+        (b'{"a": ' + b"1" * 5000 + b"}", ("cannot be read as JSON: ", "; expected an object")),
+        (b"[1]", ("must hold a JSON object, got list", "")),
+        (b"null", ("must hold a JSON object, got NoneType", "")),
     ],
     ids=["empty", "cut", "not UTF-8", "too deep", "too long a number", "list", "null"],
 )
@@ -44,4 +45,8 @@ def test_what_is_wrong_is_said_with_the_file(content, said, tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
         read_json_object(path, optional=True)
-    assert str(caught.value).startswith(f"{path} {said}")
+    begins, ends = said
+    message = str(caught.value)
+    assert message.startswith(f"{path} {begins}")
+    assert message.endswith(ends)
+    assert "\n" not in message

@@ -144,3 +144,21 @@ def test_two_streams_at_once_are_refused(llama):
     first.close()  # has ended by itself: changes nothing, for either
     assert first.result.finish_reason == "length"
     assert [token for chunk in second for token in chunk.token_ids] == answers[0]
+
+
+@pytest.mark.parametrize("num_chunks", [0, 2])
+def test_a_stream_that_is_over_never_disturbs_the_running_one(num_chunks, llama):
+    model, answers = llama
+    engine = build_engine(model)
+    over = engine.stream([3, 0, 3], max_new_tokens=20, lookahead=LookaheadConfig(3, 4, 3))
+    for _ in range(num_chunks):
+        next(over)
+    over.close()
+    prompt, shape = REQUESTS[0]
+    running = engine.stream(prompt, max_new_tokens=20, lookahead=LookaheadConfig(*shape))
+    ids = list(next(running).token_ids)
+    assert list(over) == []
+    ids += [token for chunk in running for token in chunk.token_ids]
+    assert ids == answers[0]
+    if num_chunks == 0:
+        assert over.result.prefill_seconds == 0.0

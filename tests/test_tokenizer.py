@@ -1,5 +1,6 @@
 """Ids of texts, and what a checkpoint's files say about them."""
 
+import base64
 import json
 from pathlib import Path
 
@@ -272,6 +273,47 @@ def test_a_directory_without_tokenizer_is_refused(tmp_path):
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": [1]}', "added_tokens_decoder"),
         ("tokenizer_config.json", b'{"extra_special_tokens": [1]}', "extra_special_tokens holds 1"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": 5}', "extra_special_tokens is 5"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": 0}', "extra_special_tokens is 0"),
+        (
+            "tokenizer_config.json",
+            b'{"additional_special_tokens": true}',
+            "additional_special_tokens is true",
+        ),
+        (
+            "special_tokens_map.json",
+            b'{"additional_special_tokens": "abc"}',
+            'additional_special_tokens is "abc"; expected a list of text',
+        ),
+        (
+            "tokenizer_config.json",
+            b'{"added_tokens_decoder": {"500": {"content": 5}}}',
+            "added_tokens_decoder",
+        ),
+        (
+            "tokenizer_config.json",
+            b'{"added_tokens_decoder": {"500": {"content": "a", "special": "no"}}}',
+            "added_tokens_decoder",
+        ),
+        (
+            "tokenizer_config.json",
+            b'{"added_tokens_decoder": {"-5": {"content": "a"}}}',
+            "added_tokens_decoder",
+        ),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": false}', "added_tokens_decoder"),
+        ("tokenizer_config.json", rb'{"bos_token": "\ud83d"}', r'bos_token is "\ud83d"'),
+        (
+            "special_tokens_map.json",
+            rb'{"additional_special_tokens": ["\ud83d"]}',
+            r'additional_special_tokens holds "\ud83d"',
+        ),
+        (
+            "tokenizer_config.json",
+            rb'{"added_tokens_decoder": {"500": {"content": "\ud83d"}}}',
+            "added_tokens_decoder",
+        ),
+        ("added_tokens.json", b'{"<pad>": true}', "id of '<pad>' is True"),
+        ("added_tokens.json", b'{"<pad>": -1}', "id of '<pad>' is -1"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template is int"),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template"),
         ("special_tokens_map.json", b"x", "cannot be read as JSON"),
@@ -319,3 +361,71 @@ def test_without_a_decoder_tokens_are_joined_by_spaces(tmp_path):
     ids = [1, 0, 2, 1]
     assert library.decode(ids) == " two one <0x41>  two"
     assert Tokenizer.load(tmp_path).decode(ids) == library.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"},
+        {
+            "type": "WordPiece",
+            "vocab": {"a": 0},
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+        {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None},
+        {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"},
+    ],
+    ids=lambda model: model["type"],
+)
+def test_a_text_that_tokenizer_json_has_no_ids_for_is_refused(model, tmp_path):
+    write_json(tmp_path / "tokenizer.json", {"version": "1.0", "model": model})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("a") == [0]
+    for add_special_tokens in (True, False):
+        with pytest.raises(InputError, match="cannot turn the text 'zq' into ids") as caught:
+            tokenizer.encode("zq", add_special_tokens)
+        assert str(tmp_path / "tokenizer.json") in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def precompiled(charsmap: bytes) -> dict[str, object]:
+    text = base64.b64encode(charsmap).decode()
+    return {"normalizer": {"type": "Precompiled", "precompiled_charsmap": text}}
+
+
+UNDECLARED = {
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [UNDECLARED, precompiled(b"x"), precompiled(b"\4\0\0\0abcd")],
+    ids=["undeclared token", "charsmap that is none", "charsmap that leads nowhere"],
+)
+def test_a_tokenizer_json_that_makes_the_library_panic_is_refused(part, tmp_path):
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    write_json(tmp_path / "tokenizer.json", {"version": "1.0", "model": model, **part})
+    with pytest.raises(InputError) as caught:
+        Tokenizer.load(tmp_path).encode("a é")
+    assert str(tmp_path / "tokenizer.json") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_is_not_taken_for_a_panic(stop, tmp_path, monkeypatch):
+    class Library:
+        @staticmethod
+        def from_file(path: str) -> None:
+            raise stop
+
+    monkeypatch.setattr("lookahead.vocabulary_json.tokenizers.Tokenizer", Library)
+    with pytest.raises(stop):
+        Tokenizer.load(write_byte_level(tmp_path))

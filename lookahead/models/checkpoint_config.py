@@ -20,18 +20,18 @@ INERT_KEYS = frozenset(
     """
     _attn_implementation_autoset _from_model_config _name_or_path architectures
     assistant_confidence_threshold assistant_early_exit assistant_lookbehind attention_dropout
-    bos_token_id cache_config cache_implementation chunk_size_feed_forward compile_config
-    continuous_batching_config disable_compile do_sample dtype early_stopping eos_token_id
-    epsilon_cutoff eta_cutoff finetuning_task id2label initializer_range is_assistant is_decoder
-    is_llama_config label2id length_penalty low_memory max_cache_len max_length
-    max_matching_ngram_size max_new_tokens max_sequence_length max_time min_p model_type
-    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_return_sequences
-    output_attentions output_hidden_states output_logits output_scores pad_token_id
-    prefill_chunk_size prefix pretraining_tp problem_type prompt_lookup_num_tokens
-    remove_invalid_values renormalize_logits return_dict return_dict_in_generate return_legacy_cache
-    sep_token_id speculation_type target_lookbehind task_specific_params temperature tf_legacy_loss
-    token_healing tokenizer_class top_h top_k top_p torch_dtype torchscript transformers.js_config
-    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_mtp
+    bos_token_id cache_config chunk_size_feed_forward compile_config continuous_batching_config
+    disable_compile do_sample dtype early_stopping eos_token_id epsilon_cutoff eta_cutoff
+    finetuning_task id2label initializer_range is_assistant is_decoder is_llama_config label2id
+    length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens
+    max_sequence_length max_time min_p model_type num_assistant_tokens num_assistant_tokens_schedule
+    num_beam_groups num_return_sequences output_attentions output_hidden_states output_logits
+    output_scores pad_token_id prefill_chunk_size prefix pretraining_tp problem_type
+    prompt_lookup_num_tokens remove_invalid_values renormalize_logits return_dict
+    return_dict_in_generate return_legacy_cache sep_token_id speculation_type target_lookbehind
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_h top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version
+    use_bfloat16 use_cache use_mtp
     """.split()
 )
 
@@ -42,6 +42,8 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "attention_multiplier": (None, 1.0),
     "bad_words_ids": (None, []),
     "begin_suppress_tokens": (None, []),
+    # Among the others is "quantized", which rounds keys and values.
+    "cache_implementation": (None, "dynamic", "static"),
     "constraints": (None,),
     "cross_attention_hidden_size": (None,),
     "decoder_start_token_id": (None,),
@@ -78,9 +80,13 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "stop_strings": (None, []),
     "suppress_tokens": (None, []),
     "tie_encoder_decoder": (None, False),
+    "token_healing": (None, False),  # it replaces the end of the prompt
     "use_sliding_window": (None, False),
     "watermarking_config": (None,),
 }
+
+# No model comes near it, and what is computed from sizes up to it fits the integers of torch.
+LARGEST_COUNT = 2**31 - 1
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -104,6 +110,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any])
     """Build a `ModelConfig` from the two parsed files. Raises InputError naming file and key."""
     read = _Reader("config.json", config)
     _check_architecture(config)
+    vocab_size = read.count("vocab_size")
     hidden_size = read.count("hidden_size")
     num_q_heads = read.count("num_attention_heads")
     num_kv_heads = read.count("num_key_value_heads", default=num_q_heads)
@@ -113,7 +120,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any])
             f"num_key_value_heads {num_kv_heads}"
         )
     model = ModelConfig(
-        vocab_size=read.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=read.count("intermediate_size"),
         num_layers=read.count("num_hidden_layers"),
@@ -126,7 +133,7 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any])
         tie_word_embeddings=read.flag("tie_word_embeddings"),
         attention_bias=read.flag("attention_bias"),
         mlp_bias=read.flag("mlp_bias"),
-        eos_token_ids=_read_eos(config, generation),
+        eos_token_ids=_read_eos(config, generation, vocab_size),
     )
     hidden_act = read.get("hidden_act")
     if hidden_act not in (None, "silu"):
@@ -135,11 +142,6 @@ def parse_model_config(config: Mapping[str, Any], generation: Mapping[str, Any])
         )
     read.refuse_the_rest()
     _Reader("generation_config.json", generation).refuse_the_rest()
-    for token in model.eos_token_ids:
-        if token >= model.vocab_size:
-            raise InputError(
-                f"eos_token_id {token} lies outside the vocabulary of {model.vocab_size} tokens"
-            )
     return model
 
 
@@ -160,7 +162,10 @@ class _Reader:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{self.file}: {key} must be a positive whole number, got {value!r}")
+            raise InputError(
+                f"{self.file}: {key} must be a positive whole number, got {repr(value)[:80]}"
+            )
+        _refuse_too_large(f"{self.file}: {key}", value)
         return value
 
     def positive(self, key: str, default: float) -> float:
@@ -196,6 +201,11 @@ def _positive_number(what: str, value: Any) -> float:
     if not is_number or not 0 < value <= sys.float_info.max:
         raise InputError(f"{what} must be a positive number, got {repr(value)[:80]}")
     return float(value)
+
+
+def _refuse_too_large(what: str, value: float) -> None:
+    if value > LARGEST_COUNT:
+        raise InputError(f"{what} must be at most {LARGEST_COUNT}, got {repr(value)[:80]}")
 
 
 def _check_architecture(config: Mapping[str, Any]) -> None:
@@ -264,6 +274,9 @@ def _read_rope(read: _Reader) -> RopeConfig:
             f"{where}: original_max_position_embeddings must be a positive whole number, got "
             f"{section['original_max_position_embeddings']}"
         )
+    _refuse_too_large(
+        f"{where}: original_max_position_embeddings", section["original_max_position_embeddings"]
+    )
     return RopeConfig(
         theta=theta,
         rope_type=kind,
@@ -282,13 +295,26 @@ def _check_rope_keys(
         raise InputError(f"{where}: {key!r} {state} for type {kind!r}")
 
 
-def _read_eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """All end-of-text ids: generation_config.json's where it has them, else config.json's."""
-    file, value = "generation_config.json", generation.get("eos_token_id")
-    if value is None:
-        file, value = "config.json", config.get("eos_token_id")
+def _read_eos(
+    config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """All end-of-text ids: generation_config.json's where it has them, else config.json's. Both are
+    checked."""
+    own = _check_eos("config.json", config.get("eos_token_id"), vocab_size)
+    value = generation.get("eos_token_id")
+    return own if value is None else _check_eos("generation_config.json", value, vocab_size)
+
+
+def _check_eos(file: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise InputError(f"{file}: eos_token_id must be a token id or a list, got {value!r}")
+            raise InputError(
+                f"{file}: eos_token_id must be a token id or a list, got {repr(value)[:80]}"
+            )
+        if token >= vocab_size:
+            raise InputError(
+                f"{file}: eos_token_id {repr(token)[:80]} lies outside the vocabulary of "
+                f"{vocab_size} tokens"
+            )
     return tuple(dict.fromkeys(ids))

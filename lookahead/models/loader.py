@@ -41,8 +41,7 @@ def load_weights(
         where = _locate(path, handles, weight_map)
         # Names and shapes come first from tensors without storage: a checkpoint that does not fit is
         # refused before memory is taken.
-        planned = LlamaWeights.empty(config, dtype, torch.device("meta")).targets(config)
-        _check(where, handles, planned, config)
+        _check(where, handles, _plan(where, config, dtype), config)
         weights = LlamaWeights.empty(config, dtype, device)
         targets = weights.targets(config)
         num_bytes = sum(target.nbytes for target in targets.values())
@@ -72,9 +71,35 @@ def _checkpoint_files(path: Path) -> tuple[dict[str, str] | None, list[str]]:
             raise InputError(
                 f"{index_file}: tensor {name!r} points to {file!r}, expected a file in this directory"
             )
-        if not (path / file).is_file():
+        if not _is_file(path / file):
             raise InputError(f"{index_file}: tensor {name!r} needs {file}, which is missing")
     return weight_map, sorted(set(weight_map.values()))
+
+
+def _is_file(file: Path) -> bool:
+    """Whether there is such a file; a name that no file can have names none."""
+    try:
+        return file.is_file()
+    except OSError:
+        return False
+
+
+def _plan(
+    where: dict[str, str], config: ModelConfig, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The expected tensors by name, without storage."""
+    last = f"model.layers.{config.num_layers - 1}.input_layernorm.weight"
+    if last not in where:
+        raise InputError(
+            f"tensor {last!r} is missing: config.json says num_hidden_layers {config.num_layers}, "
+            "the files hold fewer"
+        )
+    try:
+        return LlamaWeights.empty(config, dtype, torch.device("meta")).targets(config)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"config.json describes tensors that are too large: {one_line(error)}"
+        ) from error
 
 
 def _stays_inside(file: str) -> bool:

@@ -250,6 +250,24 @@ def test_hidden_keys_and_values_do_not_leak(layout, dtype, implementation):
             assert same_bits(after[1 - sequence], before[1 - sequence])
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("layout", ["5,4,5", "tree"])
+def test_a_step_row_that_overflowed_is_felt_by_those_who_see_it_alone(
+    layout, value, implementation
+):
+    tree = LAYOUTS[layout]
+    case = make_case(tree, [70]).to(torch.float32)
+    before = case.run(implementation)
+    row = tree.num_rows // 2
+    case.v_cache[:, :, case.row_start + row] = value
+    after = case.run(implementation)
+    for other in range(tree.num_rows):
+        if tree.visibility[other][row]:
+            assert not after[0, other].isfinite().any()
+        else:
+            torch.testing.assert_close(after[0, other], before[0, other])
+
+
 @pytest.mark.parametrize("window", [0, 1, 2, 5])
 @pytest.mark.parametrize("ngram", [2, 3, 4, 5])
 @pytest.mark.parametrize("guesses", [0, 1, 3])
