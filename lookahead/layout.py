@@ -23,10 +23,10 @@ class RowTree:
             if not 0 <= parent < row:
                 raise ValueError(f"row {row} needs a parent in 0..{row - 1}, got {parent}")
 
-    @classmethod
-    def chain(cls, num_rows: int) -> "RowTree":
-        """A chunk of plain text: each row's parent is the row before it."""
-        return cls(range(-1, num_rows - 1))
+    @staticmethod
+    def chain(num_rows: int) -> "LookaheadLayout":
+        """A chunk of plain text: each row's parent is the row before it, as in a window of one level."""
+        return LookaheadLayout(num_rows, ngram=2, guesses=0)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowTree) and self.parents == other.parents
@@ -52,6 +52,18 @@ class RowTree:
         while self.parents[rows[-1]] >= 0:
             rows.append(self.parents[rows[-1]])
         return tuple(reversed(rows))
+
+    @cached_property
+    def owned_paths(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """For each leaf, its path from the root and how many rows of that path belong to earlier
+        leaves' paths: the rest are the path's own, so every row is the own row of one path."""
+        owned: set[int] = set()
+        paths = []
+        for leaf in sorted(set(range(self.num_rows)) - set(self.parents)):
+            path = self.path(leaf)
+            paths.append((path, len(owned.intersection(path))))
+            owned.update(path)
+        return tuple(paths)
 
     @cached_property
     def visibility(self) -> tuple[tuple[bool, ...], ...]:
