@@ -6,11 +6,13 @@ does not know what the rows are for. No mask tensor is an argument: the tree say
 
 import torch
 
-from lookahead.kernels.attn_mask_ref import attend_ref
 from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
 from lookahead.layout import RowTree
 
-IMPLEMENTATIONS = {"torch": attend_ref}
+IMPLEMENTATIONS = {
+    "torch": "attn_mask_ref:attend_ref",
+    "triton": "attn_mask_launch:attend_triton",
+}
 
 
 def attend(

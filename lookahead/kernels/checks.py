@@ -1,11 +1,11 @@
 """Argument checks shared by the public operations. Each raises ValueError with expected and got."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
-
-Function = TypeVar("Function")
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -36,8 +36,22 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, what: str) -> None:
         raise ValueError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
 
 
-def choose(implementations: Mapping[str, Function], name: str) -> Function:
-    """The implementation of that name; there is no fallback to another."""
+def choose(implementations: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """The implementation of that name, a function given as "module:function"; there is no fallback.
+
+    Modules are imported when they are asked for, since some machines cannot have all of them.
+    """
     if name not in implementations:
         raise ValueError(f"implementation: expected one of {sorted(implementations)}, got {name!r}")
-    return implementations[name]
+    return _import(implementations[name])
+
+
+@cache
+def _import(place: str) -> Callable[..., Any]:
+    module, _, function = place.partition(":")
+    try:
+        return getattr(import_module(f"lookahead.kernels.{module}"), function)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"implementation: {module} needs the package {error.name}, which is not installed"
+        ) from error

@@ -3,10 +3,15 @@
 import torch
 
 from lookahead.kernels.checks import check_tensor, choose
-from lookahead.kernels.rms_norm_ref import add_rms_norm_ref, rms_norm_ref
 
-IMPLEMENTATIONS = {"torch": rms_norm_ref}
-ADD_IMPLEMENTATIONS = {"torch": add_rms_norm_ref}
+IMPLEMENTATIONS = {
+    "torch": "rms_norm_ref:rms_norm_ref",
+    "triton": "rms_norm_triton:rms_norm_triton",
+}
+ADD_IMPLEMENTATIONS = {
+    "torch": "rms_norm_ref:add_rms_norm_ref",
+    "triton": "rms_norm_triton:add_rms_norm_triton",
+}
 
 
 def rms_norm(

@@ -3,9 +3,11 @@
 import torch
 
 from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
-from lookahead.kernels.rope_write_ref import rope_write_ref
 
-IMPLEMENTATIONS = {"torch": rope_write_ref}
+IMPLEMENTATIONS = {
+    "torch": "rope_write_ref:rope_write_ref",
+    "triton": "rope_write_triton:rope_write_triton",
+}
 
 
 def rope_write(

@@ -3,9 +3,11 @@
 import torch
 
 from lookahead.kernels.checks import choose
-from lookahead.kernels.silu_mul_ref import silu_mul_ref
 
-IMPLEMENTATIONS = {"torch": silu_mul_ref}
+IMPLEMENTATIONS = {
+    "torch": "silu_mul_ref:silu_mul_ref",
+    "triton": "silu_mul_triton:silu_mul_triton",
+}
 
 
 def silu_mul(gate_up: torch.Tensor, implementation: str = "torch") -> torch.Tensor:
