@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 
@@ -63,6 +64,23 @@ def refuse_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
             f"{what} does not fit into the memory of {device}; take a shorter max_length, a smaller "
             "dtype or another device"
         ) from error
+
+
+def choose_implementation(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Which implementation of the operations runs: "auto" is Triton's on a GPU, but for float64, which
+    only torch's have, and torch's on a CPU. Raises InputError for one that cannot run there."""
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and dtype != torch.float64 else "torch"
+    if name not in ("torch", "triton"):
+        raise InputError(f"implementation {name!r} is not known, expected auto, torch or triton")
+    if name == "triton" and dtype == torch.float64:
+        raise InputError("implementation triton has no float64: take float32, or torch")
+    if name == "triton" and find_spec("triton") is None:
+        raise InputError(
+            "implementation triton needs the package triton, which is not installed: "
+            "install it where it exists, or take torch"
+        )
+    return name
 
 
 def dtype_name(dtype: torch.dtype) -> str:

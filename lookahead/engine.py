@@ -17,7 +17,13 @@ from lookahead.config import (
     SamplingConfig,
     check_whole,
 )
-from lookahead.devices import choose_device, choose_dtype, dtype_name, refuse_out_of_memory
+from lookahead.devices import (
+    choose_device,
+    choose_dtype,
+    choose_implementation,
+    dtype_name,
+    refuse_out_of_memory,
+)
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
@@ -65,6 +71,7 @@ class Engine:
         max_length: int | None = None,
         batch_size: int = 1,
         max_step_rows: int = 128,
+        implementation: str = "auto",
     ) -> "Engine":
         """Load a checkpoint directory and allocate every buffer.
 
@@ -76,6 +83,8 @@ class Engine:
                 what the model was made for.
             batch_size: sequences per step.
             max_step_rows: rows that a step may have; bounds (W, N, G).
+            implementation: "torch" or "triton", of the operations in `kernels/`; "auto" is Triton's on
+                a GPU. On a CPU Triton's run only in its interpreter, slowly, to check them.
 
         Raises:
             InputError: one line saying what was wrong, what was expected and what to do.
@@ -85,6 +94,7 @@ class Engine:
         check_whole("max_step_rows", max_step_rows, least=2, most=MAX_STEP_ROWS)
         chosen_device = choose_device(str(device))
         chosen_dtype = choose_dtype(str(dtype), chosen_device)
+        implementation = choose_implementation(implementation, chosen_device, chosen_dtype)
         config = read_model_config(path)
         limit = config.max_position_embeddings
         if max_length is None:
@@ -103,7 +113,8 @@ class Engine:
         what = f"{path} as {dtype_name(chosen_dtype)} with max_length {max_length}"
         with refuse_out_of_memory(what, chosen_device):
             weights = load_weights(path, config, chosen_dtype, chosen_device)
-            model = Llama(config, weights, max_length + _spare_rows(max_step_rows))
+            num_positions = max_length + _spare_rows(max_step_rows)
+            model = Llama(config, weights, num_positions, implementation)
             return cls(
                 model,
                 tokenizer,

@@ -25,7 +25,7 @@ class RowTree:
 
     @staticmethod
     def chain(num_rows: int) -> "LookaheadLayout":
-        """A chunk of plain text: each row's parent is the row before it, as in a window of one level."""
+        """A chunk of plain text: each row's parent is the row before it, as in level 0 of a window."""
         return LookaheadLayout(num_rows, ngram=2, guesses=0)
 
     def __eq__(self, other: object) -> bool:

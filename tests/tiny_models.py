@@ -41,6 +41,7 @@ def build_llama(
     checkpoint: tuple[dict[str, torch.Tensor], dict],
     dtype: torch.dtype = torch.float64,
     num_positions: int = 512,
+    implementation: str = "torch",
 ) -> Llama:
     """The engine's model with the weights of `random_checkpoint`."""
     tensors, fields = checkpoint
@@ -50,7 +51,7 @@ def build_llama(
     assert set(targets) == set(tensors)
     for name, target in targets.items():
         target.copy_(tensors[name])
-    return Llama(config, weights, num_positions)
+    return Llama(config, weights, num_positions, implementation)
 
 
 class ScriptedModel:

@@ -202,9 +202,7 @@ def attend_tiles(
     )
 
 
-@triton.jit(
-    do_not_specialize=["window", "levels", "num_rows", "num_tails", "num_groups"]
-)
+@triton.jit(do_not_specialize=["window", "levels", "num_rows", "num_tails", "num_groups"])
 def merge_partials(
     out_ptr,  # [B, T, num_q_heads, HEAD_DIM]
     acc_ptr,  # as attend_tiles wrote them
@@ -240,10 +238,9 @@ def merge_partials(
     row = packed // GROUP
     is_row = row < num_rows
     is_live = row < live
+    depth = _depth(row, window, levels)
     if TABLE:
         depth = tl.load(depths_ptr + row, mask=is_row, other=0)
-    else:
-        depth = _depth(row, window, levels)
     last_tile = tl.where(is_live, (length + depth) // BLOCK_N, -1)  # [R]
     dim = tl.arange(0, BLOCK_D)
     in_head = dim < HEAD_DIM

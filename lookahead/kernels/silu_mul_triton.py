@@ -22,9 +22,7 @@ def gate_rows(
     gate = tl.load(gate_up_ptr + start, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
     up = tl.load(gate_up_ptr + start + INTERMEDIATE, mask=inside, other=0.0).to(tl.float32)
     value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(
-        out_ptr + row * INTERMEDIATE + column, value.to(out_ptr.dtype.element_ty), mask=inside
-    )
+    tl.store(out_ptr + row * INTERMEDIATE + column, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:

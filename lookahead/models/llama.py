@@ -21,8 +21,16 @@ from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
 class Llama:
     """A loaded model that can run rows at positions 0..num_positions-1."""
 
-    def __init__(self, config: ModelConfig, weights: LlamaWeights, num_positions: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LlamaWeights,
+        num_positions: int,
+        implementation: str = "torch",
+    ) -> None:
+        """`implementation` names that of every operation in `kernels/`."""
         self.config = config
+        self.implementation = implementation
         self.weights = weights
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
@@ -59,19 +67,21 @@ class Llama:
         Returns:
             Hidden states behind the final norm, [B, T, hidden], for `logits`. Undefined at dead rows.
         """
-        eps = self.config.rms_norm_eps
+        eps, implementation = self.config.rms_norm_eps, self.implementation
         layers = self.weights.layers
         residual = F.embedding(tokens, self.weights.embedding)
-        normed = rms_norm(residual, layers[0].input_norm, eps)
+        normed = rms_norm(residual, layers[0].input_norm, eps, implementation)
         following = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):
             attended = self._attention(
                 normed, layer, index, positions, layout, cache, lengths, live_rows
             )
-            normed, residual = add_rms_norm(attended, residual, layer.post_attention_norm, eps)
-            activated = silu_mul(_product(normed, layer.gate_up))
             normed, residual = add_rms_norm(
-                _product(activated, layer.down), residual, next_norm, eps
+                attended, residual, layer.post_attention_norm, eps, implementation
+            )
+            activated = silu_mul(_product(normed, layer.gate_up), implementation)
+            normed, residual = add_rms_norm(
+                _product(activated, layer.down), residual, next_norm, eps, implementation
             )
         return normed
 
@@ -95,10 +105,24 @@ class Llama:
         keys, values = cache.layer(index)
         qkv = _product(normed, layer.qkv).view(batch, num_rows, -1, self.config.head_dim)
         queries = rope_write(
-            qkv, self._cos, self._sin, positions, keys, values, row_start=cache.row_start
+            qkv,
+            self._cos,
+            self._sin,
+            positions,
+            keys,
+            values,
+            row_start=cache.row_start,
+            implementation=self.implementation,
         )
         attended = attend(
-            queries, keys, values, lengths, layout, row_start=cache.row_start, live_rows=live_rows
+            queries,
+            keys,
+            values,
+            lengths,
+            layout,
+            row_start=cache.row_start,
+            live_rows=live_rows,
+            implementation=self.implementation,
         )
         return _product(attended.flatten(2), layer.output)
 

@@ -1,0 +1,168 @@
+"""Calls of `attend` with the answer of a loop over rows in float64."""
+
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+from lookahead.kernels.attn_mask import attend
+from lookahead.layout import LookaheadLayout, RowTree
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+LENGTHS = (0, 1, 63, 64, 65, 37, 577)
+HEAD_DIMS = (8, 64, 80, 96, 128)
+GROUPS = (1, 3, 4, 8)
+# What nobody may read is NaN; what a row may read but not see is large.
+POISON = float("nan")
+
+
+def random_tree(seed: int, num_rows: int = 23) -> RowTree:
+    draw = random.Random(seed)
+    return RowTree([-1, *(draw.randrange(row) for row in range(1, num_rows))])
+
+
+LAYOUTS = {
+    "autoregressive": LookaheadLayout(0, 2, 0),
+    "chunk": RowTree.chain(70),
+    "5,4,5": LookaheadLayout(5, 4, 5),
+    "0,5,8": LookaheadLayout(0, 5, 8),
+    "3,2,2": LookaheadLayout(3, 2, 2),
+    "tree": random_tree(0),
+    "broad tree": random_tree(1, 40),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of one call; every cache entry that no row may see is NaN."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    lengths: torch.Tensor
+    layout: RowTree
+    row_start: int
+    live_rows: torch.Tensor
+
+    def run(self, implementation: str) -> torch.Tensor:
+        inputs = (self.q, self.k_cache, self.v_cache)
+        before = [tensor.clone() for tensor in inputs]
+        out = attend(
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.lengths,
+            self.layout,
+            row_start=self.row_start,
+            live_rows=self.live_rows,
+            implementation=implementation,
+        )
+        assert out.shape == self.q.shape
+        assert out.dtype == self.q.dtype
+        assert all(map(same_bits, inputs, before))
+        return out
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        tensors = {name: getattr(self, name).to(dtype) for name in ("q", "k_cache", "v_cache")}
+        return replace(self, **tensors)
+
+    def one(self, sequence: int) -> "Case":
+        """The call for one sequence alone."""
+        names = ("q", "k_cache", "v_cache", "lengths", "live_rows")
+        return replace(
+            self, **{name: getattr(self, name)[sequence : sequence + 1] for name in names}
+        )
+
+    def seen(self, sequence: int, row: int) -> list[int]:
+        """Cache indices that a live row sees: the prefix, then its ancestors and itself."""
+        path = [row]
+        while self.layout.parents[path[0]] >= 0:
+            path.insert(0, self.layout.parents[path[0]])
+        prefix = range(int(self.lengths[sequence]))
+        return [*prefix, *(self.row_start + ancestor for ancestor in path)]
+
+
+def make_case(
+    layout: RowTree,
+    lengths: list[int],
+    *,
+    group: int = 3,
+    num_kv_heads: int = 2,
+    head_dim: int = 64,
+    live_rows: list[int] | None = None,
+    gap: int = 5,
+    seed: int = 0,
+) -> Case:
+    """Random float64 arguments in the strides that the model has; rows differ in how sharply they
+    look."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, num_rows, row_start = len(lengths), layout.num_rows, max(lengths) + gap
+    live_rows = live_rows or [num_rows] * batch
+    num_heads = (group + 2) * num_kv_heads
+    qkv = torch.empty(batch, num_rows, num_heads, head_dim, dtype=torch.float64)
+    qkv.normal_(generator=generator)
+    sharpness = torch.tensor([1.0, 4.0, 12.0], dtype=torch.float64)
+    qkv *= sharpness[torch.arange(num_rows) % 3].view(-1, 1, 1)
+    capacity = row_start + num_rows + 2
+    cache = torch.full((2, batch, num_kv_heads, capacity, head_dim), POISON, dtype=torch.float64)
+    for sequence, (length, live) in enumerate(zip(lengths, live_rows, strict=True)):
+        qkv[sequence, live:] = POISON
+        for part in (slice(0, length), slice(row_start, row_start + live)):
+            cache[:, sequence, :, part].normal_(generator=generator)
+    q = qkv[:, :, : group * num_kv_heads]
+    counts = [torch.tensor(values, dtype=torch.int32) for values in (lengths, live_rows)]
+    return Case(q, cache[0], cache[1], counts[0], layout, row_start, counts[1])
+
+
+def by_rows(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention as a loop, one row of one head at a time, in float64: the output, 0 at dead rows, and
+    how far from it float32 arithmetic may be.
+
+    To first order, an error d of a score moves the output by weight x d x (value - output). A score
+    errs by epsilon of its products' magnitudes and of its distance to the largest score, the weighted
+    sum by epsilon of its terms' magnitudes, growing as the root of their number.
+    """
+    out, error = torch.zeros(2, *case.q.shape, dtype=torch.float64)
+    num_q_heads, head_dim = case.q.shape[2:]
+    group = num_q_heads // case.k_cache.shape[1]
+    for sequence, live in enumerate(case.live_rows.tolist()):
+        for row in range(live):
+            seen = case.seen(sequence, row)
+            keys = case.k_cache[sequence][:, seen].double()
+            values = case.v_cache[sequence][:, seen].double()
+            for head in range(num_q_heads):
+                query, value = case.q[sequence, row, head].double(), values[head // group]
+                products = keys[head // group] * query / head_dim**0.5
+                scores = products.sum(1)
+                below = scores.max() - scores
+                weights = torch.softmax(scores, dim=0)
+                result = weights @ value
+                score_error = weights * (products.abs().sum(1) + below + 1)
+                out[sequence, row, head] = result
+                error[sequence, row, head] = score_error @ (value - result).abs()
+                error[sequence, row, head] += (1 + len(seen) ** 0.5) * (weights @ value.abs())
+    return out, torch.finfo(torch.float32).eps * error
+
+
+def unit_in_last_place(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    exponents = values.abs().clamp(min=torch.finfo(dtype).tiny).log2().floor()
+    return torch.finfo(dtype).eps * exponents.exp2()
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    kind = BITS[first.element_size()]
+    return torch.equal(first.contiguous().view(kind), second.contiguous().view(kind))
+
+
+def check_errors(case: Case, implementation: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+    """Every element of every dtype is within twice what float32 arithmetic may lose, and one unit in
+    the last place for rounding once; dead rows are 0."""
+    for dtype in DTYPES:
+        rounded = case.to(dtype)
+        exact, float32_error = by_rows(rounded)
+        error = (rounded.run(implementation).double() - exact).abs()
+        worst = (error / (2 * float32_error + unit_in_last_place(exact, dtype))).max()
+        assert worst <= 1, f"{dtype}: {worst:.2f} times the allowed error"
+        for sequence, live in enumerate(case.live_rows.tolist()):
+            assert not error[sequence, live:].any()

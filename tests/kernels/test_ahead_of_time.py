@@ -1,0 +1,64 @@
+"""The attention kernels built for GPUs that are not here, for each tuning entry."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not available for this platform")
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 65536}
+PROGRAM = Path(__file__).parent / "ahead_of_time.py"
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def builds(request: pytest.FixtureRequest) -> list[dict]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), request.param],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_entry_builds(builds):
+    """Three element types, three head sizes, three kinds of layout, two kernels."""
+    assert len(builds) == 54
+    assert Counter(build["element"] for build in builds) == {"bf16": 18, "fp16": 18, "fp32": 18}
+
+
+def test_nothing_spills(builds):
+    assert [build for build in builds if build["spills"]] == []
+
+
+def test_shared_memory_is_within_the_limit(builds):
+    assert max(build["shared"] for build in builds) <= SHARED_LIMIT[builds[0]["architecture"]]
+
+
+def test_16_bit_products_use_the_matrix_unit(builds):
+    tiles = [build for build in builds if not build["merge"] and build["element"] != "fp32"]
+    assert all(build["matrix"] > 0 for build in tiles)
+
+
+def test_keys_and_values_are_loaded_asynchronously_16_bytes_at_a_time(builds):
+    if builds[0]["architecture"].startswith("gfx"):
+        pytest.skip("asynchronous copies are NVIDIA's")
+    for build in builds:
+        if not build["merge"]:
+            assert build["async_16"] > 0, build
+            # Smaller ones only fetch the path table's row numbers.
+            assert build["table"] or build["async_less"] == 0, build
+
+
+def test_the_closed_form_loads_nothing_but_q_k_v_and_two_counters(builds):
+    for build in builds:
+        if not build["merge"] and not build["table"]:
+            assert build["loads"] == 5, build

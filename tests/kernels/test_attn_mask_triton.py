@@ -1,0 +1,244 @@
+"""The Triton kernel through the interpreter: right numbers, right keys, and canonical order to the bit.
+
+bfloat16 is left to machines with a GPU: the interpreter multiplies it wrongly.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_cases import (
+    LAYOUTS,
+    Case,
+    by_rows,
+    make_case,
+    random_tree,
+    same_bits,
+    unit_in_last_place,
+)
+
+from lookahead.layout import LookaheadLayout, RowTree
+
+pytest.importorskip("triton", reason="Triton is not available for this platform")
+from lookahead.kernels import attn_mask_launch
+from lookahead.kernels.attn_mask_launch import attend_triton, plan
+from lookahead.kernels.attn_mask_ref import attend_ref
+from lookahead.kernels.tuning import choose_tile
+
+DTYPES = (torch.float32, torch.float16)
+AUTOREGRESSIVE = LAYOUTS["autoregressive"]
+
+
+def run(case: Case) -> torch.Tensor:
+    return attend_triton(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.lengths,
+        case.layout,
+        case.row_start,
+        case.live_rows,
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "lengths", "group", "head_dim"),
+    [
+        ("autoregressive", [0, 1], 1, 8),
+        ("autoregressive", [63, 577], 4, 96),
+        ("5,4,5", [64], 3, 64),
+        ("0,5,8", [37, 65], 1, 80),
+        ("3,2,2", [1100], 8, 128),  # three groups of keys
+        ("chunk", [61], 1, 16),
+        ("tree", [63], 3, 64),
+    ],
+)
+def test_right_numbers(layout, lengths, group, head_dim):
+    exact = make_case(LAYOUTS[layout], lengths, group=group, num_kv_heads=1, head_dim=head_dim)
+    for dtype in DTYPES:
+        case = exact.to(dtype)
+        expected, float32_error = by_rows(case)
+        allowed = 2 * float32_error + unit_in_last_place(expected, dtype)
+        if dtype != torch.float32:
+            # The weights of the sum are rounded to 16 bits too, for the matrix unit takes no others.
+            sizes = replace(case, v_cache=case.v_cache.abs()).to(torch.float64)
+            allowed += torch.finfo(dtype).eps / 2 * by_rows(sizes)[0]
+        assert ((run(case).double() - expected).abs() <= allowed).all()
+
+
+def mask_case(layout: RowTree, length: int) -> Case:
+    """Q = K = 0 and V one-hot by cache index: each output is the even share of what the row saw."""
+    row_start = length + 3
+    capacity = row_start + layout.num_rows
+    zeros = torch.zeros(1, 1, capacity, 128)
+    values = torch.zeros(1, 1, capacity, 128)
+    values[0, 0, torch.arange(capacity), torch.arange(capacity)] = 1.0
+    counts = [torch.tensor([number], dtype=torch.int32) for number in (length, layout.num_rows)]
+    q = torch.zeros(1, layout.num_rows, 1, 128)
+    return Case(q, zeros, values, counts[0], layout, row_start, counts[1])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *(
+            LookaheadLayout(window, ngram, guesses)
+            for window in (0, 1, 2, 5)
+            for ngram in (2, 3, 5)
+            for guesses in (0, 2)
+        ),
+        RowTree.chain(20),
+        *(random_tree(seed, 25) for seed in range(6)),
+    ],
+    ids=str,
+)
+def test_each_row_is_the_list_of_what_it_saw(layout):
+    length = 62  # the rows' own keys lie in two tiles
+    out = run(mask_case(layout, length))[0, :, 0] > 0
+    saw = [set(row.nonzero().flatten().tolist()) for row in out]
+    for row in range(layout.num_rows):
+        assert saw[row] == {*range(length), *(length + 3 + step for step in layout.path(row))}
+
+
+@pytest.mark.usefixtures("sequential_dot")
+@pytest.mark.parametrize("shape", [(5, 4, 5), (0, 5, 3), (3, 2, 2), (1, 3, 0)])
+def test_a_table_of_the_papers_tree_is_its_closed_form_to_the_bit(shape):
+    layout = LookaheadLayout(*shape)
+    case = make_case(layout, [577, 63]).to(torch.float16)
+    assert same_bits(run(case), run(replace(case, layout=RowTree(layout.parents))))
+
+
+@pytest.mark.parametrize("layout", ["5,4,5", "tree"])
+def test_a_batch_is_its_sequences_one_by_one(layout):
+    tree = LAYOUTS[layout]
+    case = make_case(tree, [64, 0, 130], live_rows=[tree.num_rows, 15, 9]).to(torch.float16)
+    together = run(case)
+    for sequence in range(3):
+        assert same_bits(together[sequence : sequence + 1], run(case.one(sequence)))
+    assert not together[2, 9:].any()
+
+
+def test_what_the_workspace_held_does_not_matter(monkeypatch):
+    case = make_case(LAYOUTS["5,4,5"], [600, 3], live_rows=[30, 18]).to(torch.float16)
+    expected = run(case)
+
+    def poisoned(*size, **options):
+        return torch.full(size[0] if len(size) == 1 else size, float("nan"), **options)
+
+    monkeypatch.setattr(attn_mask_launch.torch, "empty", poisoned)
+    assert same_bits(run(case), expected)
+
+
+@pytest.fixture
+def sequential_dot(monkeypatch):
+    """The interpreter's product in sequential order of the reduction, as the host's library may
+    choose another order by shape."""
+    import numpy
+    from triton.runtime import interpreter
+
+    def create_dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
+        x, y = (handle.data.astype(numpy.float32) for handle in (a, b))
+        total = d.data.astype(numpy.float32).copy()
+        for inner in range(x.shape[1]):
+            total = total + x[:, inner : inner + 1] * y[inner : inner + 1]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def alone(case: Case, path: tuple[int, ...], depth: int) -> Case:
+    """The autoregressive row that `path[depth]` would be, with the rows before it committed."""
+    length, start = int(case.lengths[0]), case.row_start
+    caches = [case.k_cache.clone(), case.v_cache.clone()]
+    for cache in caches:
+        rows = cache[:, :, [start + row for row in path[: depth + 1]]].clone()
+        cache[:, :, start:] = float("nan")
+        cache[:, :, length : length + depth] = rows[:, :, :depth]
+        cache[:, :, start] = rows[:, :, depth]
+    return Case(
+        case.q[:, path[depth] : path[depth] + 1],
+        *caches,
+        case.lengths + depth,
+        AUTOREGRESSIVE,
+        start,
+        torch.ones_like(case.live_rows),
+    )
+
+
+def differing_rows(case: Case, attend) -> int:
+    """Emittable rows whose bits differ from those of the row alone."""
+    together = attend(case)
+    return sum(
+        not same_bits(together[:, row : row + 1], attend(alone(case, path, depth)))
+        for path in case.layout.candidate_paths
+        for depth, row in enumerate(path)
+    )
+
+
+def canonical_case(shape: tuple[int, int, int], length: int, num_kv_heads: int = 1) -> Case:
+    case = make_case(LookaheadLayout(*shape), [length], num_kv_heads=num_kv_heads, gap=9)
+    return case.to(torch.float16)
+
+
+@pytest.mark.usefixtures("sequential_dot")
+@pytest.mark.parametrize(
+    ("shape", "length"),
+    [
+        ((3, 4, 2), 1086),  # three groups of keys; the path crosses into the next tile
+        ((0, 5, 2), 1021),  # ... and into the next group
+        ((2, 3, 1), 62),
+        ((0, 4, 1), 0),
+    ],
+)
+def test_a_verified_row_is_the_autoregressive_row_to_the_bit(shape, length):
+    assert differing_rows(canonical_case(shape, length), run) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sequential_dot")
+@pytest.mark.parametrize("offset", range(64))
+def test_at_every_offset_of_a_tile(offset):
+    shapes = [(5, 4, 3), (0, 5, 2), (15, 5, 1), (1, 2, 2)]
+    case = canonical_case(shapes[offset % 4], 1024 + offset, num_kv_heads=2)
+    assert differing_rows(case, run) == 0
+
+
+@pytest.mark.usefixtures("sequential_dot")
+def test_an_ordinary_order_of_keys_differs():
+    """The test above can fail: prefix, then local keys, as attention is usually computed."""
+
+    def ordinary(case: Case) -> torch.Tensor:
+        arguments = (case.q.float(), case.k_cache.float(), case.v_cache.float())
+        return attend_ref(*arguments, case.lengths, case.layout, case.row_start, case.live_rows)
+
+    assert differing_rows(canonical_case((3, 4, 2), 1086), ordinary) > 0
+
+
+def test_every_kind_of_step_has_the_same_binary():
+    """Autoregressive rows, any (W, N, G) and prompt chunks differ in run-time numbers alone."""
+    tile = choose_tile("sm_90", 128, 2)
+    plans = [
+        plan(
+            attn_mask_launch.Shape(1, layout.num_rows, 32, 128, 8, 4224, 4096), layout, False, tile
+        )
+        for layout in (AUTOREGRESSIVE, LAYOUTS["5,4,5"], LAYOUTS["0,5,8"], LAYOUTS["chunk"])
+    ]
+    for other in plans[1:]:
+        assert other.constants == plans[0].constants
+        assert other.merge_constants == plans[0].merge_constants
+        assert other.options == plans[0].options
+        assert set(other.numbers) == set(plans[0].numbers)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"q": torch.zeros(1, 1, 3, 64, dtype=torch.float64)}, "got torch.float64"),
+        ({"k_cache": torch.zeros(1, 1, 64, 10, dtype=torch.float16).mT}, "contiguous"),
+        ({"v_cache": torch.zeros(641, dtype=torch.float16)[1:].view(1, 1, 10, 64)}, "16 bytes"),
+    ],
+)
+def test_memory_that_the_kernel_cannot_read_is_refused(change, expected):
+    case = make_case(AUTOREGRESSIVE, [5], num_kv_heads=1, gap=2).to(torch.float16)
+    with pytest.raises(ValueError, match=expected):
+        run(replace(case, **change))

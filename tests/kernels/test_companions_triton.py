@@ -1,0 +1,78 @@
+"""The smaller Triton kernels through the interpreter, against their specifications in torch.
+
+bfloat16 is left to machines with a GPU: the interpreter rounds it wrongly.
+"""
+
+import pytest
+import torch
+
+from lookahead.kernels.rms_norm import add_rms_norm, rms_norm
+from lookahead.kernels.rope_write import rope_write
+from lookahead.kernels.silu_mul import silu_mul
+
+pytest.importorskip("triton", reason="Triton is not available for this platform")
+
+DTYPES = (torch.float32, torch.float16)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def expect_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal up to the order of float32 sums, so in 16 bits up to one unit in the last place."""
+    assert actual.dtype == expected.dtype
+    tolerance = {torch.float32: 1e-6, torch.float16: 1e-3}[actual.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [1, 64, 576])
+def test_rms_norm(hidden, dtype):
+    x, residual, weight = (
+        draw(*shape, seed=seed).to(dtype)
+        for seed, shape in enumerate([(2, 3, hidden), (2, 3, hidden), (hidden,)])
+    )
+    expect_close(rms_norm(x, weight, 1e-5, "triton"), rms_norm(x, weight, 1e-5))
+    normed, total = add_rms_norm(x, residual, weight, 1e-5, "triton")
+    expected, expected_total = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, expected_total)
+    expect_close(normed, expected)
+    for row in range(3):  # a row does not depend on the others
+        assert torch.equal(rms_norm(x[:1, row], weight, 1e-5, "triton")[0], _row(x, weight, row))
+
+
+def _row(x: torch.Tensor, weight: torch.Tensor, row: int) -> torch.Tensor:
+    return rms_norm(x, weight, 1e-5, "triton")[0, row]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("intermediate", [1, 172, 1536])
+def test_silu_mul(intermediate, dtype):
+    gate_up = (4 * draw(2, 3, 2 * intermediate)).to(dtype)
+    expect_close(silu_mul(gate_up, "triton"), silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (2, 2, 80)])
+def test_rope_write(num_q_heads, num_kv_heads, head_dim, dtype):
+    qkv = draw(2, 5, num_q_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    angles = draw(50, head_dim // 2, seed=1)
+    positions = torch.randint(50, (2, 5), generator=torch.Generator().manual_seed(2))
+    results = []
+    for implementation in ("triton", "torch"):
+        caches = [torch.full((2, num_kv_heads, 20, head_dim), 7.0, dtype=dtype) for _ in range(2)]
+        queries = rope_write(
+            qkv,
+            angles.cos(),
+            angles.sin(),
+            positions.int(),
+            *caches,
+            row_start=12,
+            implementation=implementation,
+        )
+        results.append((queries, *caches))
+    for actual, expected in zip(*results, strict=True):
+        expect_close(actual, expected)
+        assert actual.shape == expected.shape
+    assert torch.equal(results[0][2], results[1][2])  # values are copied
