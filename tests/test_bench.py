@@ -18,12 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from lookahead import Engine, InputError, LookaheadConfig
 from lookahead import tokenizer as text_tokenizer
 from lookahead.config import AUTOREGRESSIVE
-from lookahead.kernels.attn_mask import attend
-from lookahead.layout import RowTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
-import attn_mask
 import decode
 import decode_figures
 import decode_modes
@@ -509,78 +506,3 @@ def test_a_python_without_the_package_is_told_in_one_line(script: str) -> None:
     assert run.returncode == 2
     assert run.stderr.startswith("error: the package ")
     assert run.stderr.count("\n") == 1
-
-
-# bench/attn_mask.py
-
-
-def test_attention_is_checked_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
-    arguments = ["--lengths", "0,37", "--repeats", "2", "--json-out", str(out)]
-    assert attn_mask.main(arguments) == 0
-    text, progress = capsys.readouterr()
-    assert progress == "", "progress bars are for terminals"
-    assert text.startswith("nothing was timed on a GPU: ")
-    record = last_json(text)
-    assert json.loads(out.read_text()) == record
-    assert record["timed_on_gpu"] is False
-    assert len(record["rows"]) == len(attn_mask.MODELS) * len(attn_mask.SHAPES) * 2
-    assert {row["length"] for row in record["rows"]} == {0, 37}
-    assert all(row["max_error"] <= attn_mask.TOLERANCE for row in record["rows"])
-    assert all(row["attend_ms"]["median"] > 0 for row in record["rows"])
-
-
-def test_figures_of_a_layer() -> None:
-    """16,384 FLOPs for each key and row of 32 heads of 128, and in float32 32,768 bytes a key."""
-    case = attn_mask.Case(attn_mask.Heads("", 32, 32, 128), (0, 2, 0), 1000)
-    assert case.flops == 16_384 * 1001
-    assert case.bytes_moved == 32_768 * 1001 + 2 * 32 * 128 * 4
-    grouped = attn_mask.Case(attn_mask.Heads("", 32, 8, 128), (5, 4, 5), 0)
-    seen = sum(map(sum, grouped.layout.visibility))
-    assert grouped.flops == 16_384 * seen
-    assert grouped.bytes_moved == 8_192 * 30 + 2 * 30 * 32 * 128 * 4
-
-
-def sees_every_earlier_row(*arguments: object, **options: object) -> torch.Tensor:
-    """A causal mask in place of the tree's."""
-    *tensors, layout = arguments
-    return attend(*tensors, RowTree.chain(layout.num_rows), **options)
-
-
-def leaks(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *rest, **options):
-    """Looks at one entry of the cache that no row may see."""
-    return attend(q, k_cache, v_cache, rest[0] + 1, rest[1], **options)
-
-
-def drops_a_row(*arguments: object, **options: object) -> torch.Tensor:
-    return attend(*arguments, **options)[:, 1:]
-
-
-def is_slightly_off(*arguments: object, **options: object) -> torch.Tensor:
-    out = attend(*arguments, **options)
-    out[0, -1, -1, -1] += 1e-4
-    return out
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [
-        (sees_every_earlier_row, "off by "),
-        (leaks, "off by nan"),
-        (drops_a_row, "expected shape "),
-        (is_slightly_off, "off by 0.0001"),
-    ],
-)
-def test_a_wrong_result_is_not_timed(
-    operation: attn_mask.Attend, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert attn_mask.main(["--lengths", "5", "--repeats", "1"], operation) == 1
-    captured = capsys.readouterr()
-    assert "refused: attend at " in captured.err
-    assert expected in captured.err
-    assert "ratio" not in captured.out
-
-
-def test_attn_mask_refuses_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert attn_mask.main(["--lengths", "1,x"]) == 2
-    assert_one_line(capsys, "--lengths: expected numbers")

@@ -42,11 +42,12 @@ def build_llama(
     dtype: torch.dtype = torch.float64,
     num_positions: int = 512,
     implementation: str = "torch",
+    device: torch.device = CPU,
 ) -> Llama:
     """The engine's model with the weights of `random_checkpoint`."""
     tensors, fields = checkpoint
     config = parse_model_config(fields, {})
-    weights = LlamaWeights.empty(config, dtype, CPU)
+    weights = LlamaWeights.empty(config, dtype, device)
     targets = weights.targets(config)
     assert set(targets) == set(tensors)
     for name, target in targets.items():

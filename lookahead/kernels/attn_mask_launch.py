@@ -172,8 +172,10 @@ def attend_triton(
     row_start: int,
     live_rows: torch.Tensor,
     workspace: Workspace | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
-    """See `attend`. `workspace` may be given to be used again; what it holds does not matter.
+    """See `attend`. `workspace` may be given to be used again; what it holds does not matter. `tile`
+    stands in for the tuning table's.
 
     Raises ValueError where the kernels cannot take the tensors as they are.
     """
@@ -184,7 +186,7 @@ def attend_triton(
     num_kv_heads, capacity = k_cache.shape[1:3]
     shape = Shape(batch, num_rows, num_q_heads, head_dim, num_kv_heads, capacity, row_start)
     table = None if isinstance(layout, LookaheadLayout) else path_table(layout, q.device)
-    tile = choose_tile(architecture(q.device), shape.head_dim, q.itemsize)
+    tile = tile or choose_tile(architecture(q.device), shape.head_dim, q.itemsize)
     the_plan = plan(shape, layout, table is not None, tile)
     workspace = workspace or the_plan.workspace(shape, q.device)
     out = torch.empty_like(q)

@@ -1,6 +1,7 @@
 """Calls of `attend` with the answer of a loop over rows in float64."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -166,3 +167,50 @@ def check_errors(case: Case, implementation: str, dtypes: tuple[torch.dtype, ...
         assert worst <= 1, f"{dtype}: {worst:.2f} times the allowed error"
         for sequence, live in enumerate(case.live_rows.tolist()):
             assert not error[sequence, live:].any()
+
+
+def check_matrix_errors(case: Case, attend: Callable[[Case], torch.Tensor]) -> None:
+    """As `check_errors`; and in 16 bits the weights of the sum are rounded to 16 bits too, for the
+    matrix unit takes no others."""
+    dtype = case.q.dtype
+    expected, float32_error = by_rows(case)
+    allowed = 2 * float32_error + unit_in_last_place(expected, dtype)
+    if dtype != torch.float32:
+        sizes = replace(case, v_cache=case.v_cache.abs()).to(torch.float64)
+        allowed += torch.finfo(dtype).eps / 2 * by_rows(sizes)[0]
+    worst = ((attend(case).double() - expected).abs() / allowed).max()
+    assert worst <= 1, f"{dtype}: {worst:.2f} times the allowed error"
+
+
+def alone(case: Case, path: tuple[int, ...], depth: int) -> Case:
+    """The autoregressive row that `path[depth]` would be, with the rows before it committed."""
+    length, start = int(case.lengths[0]), case.row_start
+    caches = [case.k_cache.clone(), case.v_cache.clone()]
+    for cache in caches:
+        rows = cache[:, :, [start + row for row in path[: depth + 1]]].clone()
+        cache[:, :, start:] = float("nan")
+        cache[:, :, length : length + depth] = rows[:, :, :depth]
+        cache[:, :, start] = rows[:, :, depth]
+    return Case(
+        case.q[:, path[depth] : path[depth] + 1],
+        *caches,
+        case.lengths + depth,
+        LAYOUTS["autoregressive"],
+        start,
+        torch.ones_like(case.live_rows),
+    )
+
+
+def differing_rows(case: Case, attend: Callable[[Case], torch.Tensor]) -> int:
+    """Emittable rows whose bits differ from those of the row alone."""
+    together = attend(case)
+    return sum(
+        not same_bits(together[:, row : row + 1], attend(alone(case, path, depth)))
+        for path in case.layout.candidate_paths
+        for depth, row in enumerate(path)
+    )
+
+
+def canonical_case(shape: tuple[int, int, int], length: int, num_kv_heads: int = 1) -> Case:
+    case = make_case(LookaheadLayout(*shape), [length], num_kv_heads=num_kv_heads, gap=9)
+    return case.to(torch.float16)

@@ -1,8 +1,5 @@
 """The attention kernels built for GPUs that are not here, for each tuning entry."""
 
-import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,23 +7,17 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not available for this platform")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import ahead_of_time
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 65536}
-PROGRAM = Path(__file__).parent / "ahead_of_time.py"
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def builds(request: pytest.FixtureRequest) -> list[dict]:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), request.param],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return list(ahead_of_time.build_all(list(ahead_of_time.table_requests(request.param))))
 
 
 def test_every_entry_builds(builds):

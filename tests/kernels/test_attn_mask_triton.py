@@ -10,11 +10,12 @@ import torch
 from attention_cases import (
     LAYOUTS,
     Case,
-    by_rows,
+    canonical_case,
+    check_matrix_errors,
+    differing_rows,
     make_case,
     random_tree,
     same_bits,
-    unit_in_last_place,
 )
 
 from lookahead.layout import LookaheadLayout, RowTree
@@ -56,14 +57,7 @@ def run(case: Case) -> torch.Tensor:
 def test_right_numbers(layout, lengths, group, head_dim):
     exact = make_case(LAYOUTS[layout], lengths, group=group, num_kv_heads=1, head_dim=head_dim)
     for dtype in DTYPES:
-        case = exact.to(dtype)
-        expected, float32_error = by_rows(case)
-        allowed = 2 * float32_error + unit_in_last_place(expected, dtype)
-        if dtype != torch.float32:
-            # The weights of the sum are rounded to 16 bits too, for the matrix unit takes no others.
-            sizes = replace(case, v_cache=case.v_cache.abs()).to(torch.float64)
-            allowed += torch.finfo(dtype).eps / 2 * by_rows(sizes)[0]
-        assert ((run(case).double() - expected).abs() <= allowed).all()
+        check_matrix_errors(exact.to(dtype), run)
 
 
 def mask_case(layout: RowTree, length: int) -> Case:
@@ -144,40 +138,6 @@ def sequential_dot(monkeypatch):
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-
-
-def alone(case: Case, path: tuple[int, ...], depth: int) -> Case:
-    """The autoregressive row that `path[depth]` would be, with the rows before it committed."""
-    length, start = int(case.lengths[0]), case.row_start
-    caches = [case.k_cache.clone(), case.v_cache.clone()]
-    for cache in caches:
-        rows = cache[:, :, [start + row for row in path[: depth + 1]]].clone()
-        cache[:, :, start:] = float("nan")
-        cache[:, :, length : length + depth] = rows[:, :, :depth]
-        cache[:, :, start] = rows[:, :, depth]
-    return Case(
-        case.q[:, path[depth] : path[depth] + 1],
-        *caches,
-        case.lengths + depth,
-        AUTOREGRESSIVE,
-        start,
-        torch.ones_like(case.live_rows),
-    )
-
-
-def differing_rows(case: Case, attend) -> int:
-    """Emittable rows whose bits differ from those of the row alone."""
-    together = attend(case)
-    return sum(
-        not same_bits(together[:, row : row + 1], attend(alone(case, path, depth)))
-        for path in case.layout.candidate_paths
-        for depth, row in enumerate(path)
-    )
-
-
-def canonical_case(shape: tuple[int, int, int], length: int, num_kv_heads: int = 1) -> Case:
-    case = make_case(LookaheadLayout(*shape), [length], num_kv_heads=num_kv_heads, gap=9)
-    return case.to(torch.float16)
 
 
 @pytest.mark.usefixtures("sequential_dot")

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, in one command of at most eight minutes: the tests that need one,
+# the attention benchmark, and, given a checkpoint, decoding. Installs nothing and needs no network.
+#
+#   bench/gpu_check.sh OUT_DIR [CKPT]
+#
+# Leaves OUT_DIR/gpu_check.json (one object) and OUT_DIR/log.txt (all output). A part that fails or runs
+# out of time does not stop the next. Exit codes: 0; 1 when a part failed or there is no GPU; 2 for wrong
+# arguments. PYTHON names another interpreter than python3.
+
+set -u
+
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+    echo "usage: bench/gpu_check.sh OUT_DIR [CKPT]" >&2
+    exit 2
+fi
+mkdir -p "$1" || exit 2
+out=$(cd "$1" && pwd)
+checkpoint=
+if [ $# -eq 2 ]; then
+    checkpoint=$(cd "$2" && pwd) || exit 2
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+python=${PYTHON:-python3}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+# Nothing here may wait for a network.
+export HF_HUB_OFFLINE=1
+
+log=$out/log.txt
+parts=$out/parts.tsv
+: > "$log"
+: > "$parts"
+rm -f "$out"/{gpu_check,attn_mask,decode}.json "$out/tests.xml"
+
+# part NAME SECONDS COMMAND...: run it within SECONDS and note how it ended.
+part() {
+    local name=$1 limit=$2 began code
+    shift 2
+    echo "== $name: $*" | tee -a "$log"
+    began=$(date +%s)
+    timeout --kill-after=10 "$limit" "$@" >> "$log" 2>&1
+    code=$?
+    printf '%s\t%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - began))" "$limit" >> "$parts"
+    echo "== $name: exit code $code" | tee -a "$log"
+}
+
+part tests 180 "$python" -m pytest -m gpu tests -rs --continue-on-collection-errors \
+    --junitxml "$out/tests.xml" -p no:cacheprovider
+part attn_mask 200 "$python" bench/attn_mask.py --quick --seconds 140 --json-out "$out/attn_mask.json"
+if [ -n "$checkpoint" ]; then
+    part decode 80 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
+        --max-new-tokens 64 --configs "5,4,5;15,5,15" --json-out "$out/decode.json"
+fi
+"$python" bench/gpu_report.py "$out" 2>> "$log"

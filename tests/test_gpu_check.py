@@ -1,0 +1,94 @@
+"""The one command for a machine with a GPU: what it makes of its parts, whatever became of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+import gpu_report
+
+BENCH = Path(gpu_report.__file__).parent
+TESTS = """<testsuites><testsuite>
+<testcase classname="a" name="right"/>
+<testcase classname="a" name="wrong"><failure message="off by one">...</failure></testcase>
+<testcase classname="a" name="absent"><skipped message="no such thing"/></testcase>
+</testsuite></testsuites>"""
+
+
+def report(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, gpu: str | None = "a GPU"
+) -> tuple[int, dict]:
+    monkeypatch.setattr(gpu_report, "provenance", lambda: {"gpu": gpu})
+    monkeypatch.setattr(sys, "argv", ["gpu_report.py", str(directory)])
+    code = gpu_report.main()
+    return code, json.loads((directory / "gpu_check.json").read_text())
+
+
+def write_parts(directory: Path, *parts: tuple[str, int]) -> None:
+    lines = [f"{name}\t{code}\t3\t60\n" for name, code in parts]
+    (directory / "parts.tsv").write_text("".join(lines))
+
+
+def test_parts_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parts(tmp_path, ("tests", 0), ("attn_mask", 0))
+    (tmp_path / "tests.xml").write_text(TESTS)
+    (tmp_path / "attn_mask.json").write_text('{"rows": []}\n')
+    code, record = report(tmp_path, monkeypatch)
+    assert code == 0
+    assert record["gpu_found"] is True
+    tests, attention = record["parts"]
+    assert (tests["result"]["passed"], tests["result"]["failed"]) == (1, 1)
+    assert tests["result"]["failures"] == ["a.wrong: off by one"]
+    assert tests["result"]["reasons_to_skip"] == ["no such thing"]
+    assert attention["result"] == {"rows": []}
+    assert attention["seconds"] == 3
+
+
+def test_parts_that_failed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of time with half a file, and ended before there was one."""
+    write_parts(tmp_path, ("tests", 124), ("attn_mask", 1), ("decode", 2))
+    (tmp_path / "tests.xml").write_text(TESTS[:40])
+    (tmp_path / "attn_mask.json").write_text('{"rows": [')
+    code, record = report(tmp_path, monkeypatch)
+    assert code == 1
+    assert record["failed"] == ["tests", "attn_mask", "decode"]
+    assert [part["timed_out"] for part in record["parts"]] == [True, False, False]
+    assert all(part["result"] is None for part in record["parts"])
+
+
+def test_tests_that_were_all_skipped_showed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path, ("tests", 0))
+    (tmp_path / "tests.xml").write_text("<testsuites/>")
+    assert report(tmp_path, monkeypatch)[0] == 1
+
+
+def test_no_gpu_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parts(tmp_path)
+    code, record = report(tmp_path, monkeypatch, gpu=None)
+    assert code == 1
+    assert record["gpu_found"] is False
+    assert "no GPU was found" in capsys.readouterr().out
+
+
+def test_a_python_without_the_package_still_leaves_a_report(tmp_path: Path) -> None:
+    write_parts(tmp_path, ("tests", 1))
+    command = [sys.executable, "-S", "-E", str(BENCH / "gpu_report.py"), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    record = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert record["failed"] == ["tests"]
+    assert "error" in record["provenance"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b", "c"]])
+def test_wrong_arguments(arguments: list[str]) -> None:
+    run = subprocess.run([BENCH / "gpu_check.sh", *arguments], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert run.stderr.startswith("usage: ")
