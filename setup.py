@@ -27,7 +27,7 @@ setup(
     ],
     extras_require={
         "dev": [*TEST, "ruff", "mypy"],
-        "bench": ["transformers>=4.48"],
+        "bench": ["transformers>=4.48", "matplotlib"],
         "gguf": ["gguf>=0.16"],
         "hub": ["huggingface_hub>=0.34"],
     },
