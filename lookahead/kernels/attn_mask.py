@@ -46,7 +46,8 @@ def attend(
         [B, T, num_q_heads, head_dim] of q's dtype.
 
     Raises:
-        ValueError: an argument does not fit; says which, what was expected and what it got.
+        ValueError: an argument does not fit; says which, what was expected and what it got. The numbers
+            in `lengths` and `live_rows` are checked on a CPU only.
     """
     run = choose(IMPLEMENTATIONS, implementation)
     check_rank("q", q, 4, "[B, T, num_q_heads, head_dim]")
@@ -66,6 +67,9 @@ def attend(
         )
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, cache, (batch, num_kv_heads, capacity, head_dim), q)
-    for name, counts in (("lengths", lengths), ("live_rows", live_rows)):
+    for name, counts, most in (("lengths", lengths, row_start), ("live_rows", live_rows, num_rows)):
         check_tensor(name, counts, (batch,), q, INDEX_DTYPES)
+        # Elsewhere a look at the numbers would make the host wait for the device.
+        if counts.device.type == "cpu" and not 0 <= counts.min() <= counts.max() <= most:
+            raise ValueError(f"{name}: expected 0..{most}, got {counts.tolist()}")
     return run(q, k_cache, v_cache, lengths, layout, row_start, live_rows)

@@ -156,6 +156,9 @@ def test_each_row_is_the_list_of_what_it_saw(window, ngram, guesses, implementat
 CACHE = torch.zeros(2, 2, 11, 8)
 COUNTS = torch.tensor([4, 4])
 BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
+    ("lengths", torch.tensor([0, 7]), "0..6, got [0, 7]"),
+    ("lengths", torch.tensor([-1, 3]), "0..6, got [-1, 3]"),
+    ("live_rows", torch.tensor([6, 5]), "0..5, got [6, 5]"),
     ("q", torch.zeros(2, 5, 8), "[B, T, num_q_heads, head_dim], got shape [2, 5, 8]"),
     ("q", torch.ones(2, 5, 6, 8).int(), "a floating-point tensor, got torch.int32"),
     ("q", torch.zeros(2, 5, 5, 8), "a multiple of 2 heads as k_cache has, got 5"),

@@ -102,6 +102,26 @@ def test_a_table_of_the_papers_tree_is_its_closed_form_to_the_bit(shape):
     assert same_bits(run(case), run(replace(case, layout=RowTree(layout.parents))))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "layout", [LookaheadLayout(3, 3, 2), random_tree(3, 9)], ids=["3,3,2", "tree"]
+)
+def test_hidden_keys_and_values_do_not_leak(layout, dtype):
+    """Everything that a row does not see is changed, for one row after the other."""
+    live = layout.num_rows - (2 if isinstance(layout, LookaheadLayout) else 0)
+    case = make_case(layout, [62], live_rows=[live], num_kv_heads=1, group=2).to(dtype)
+    before = run(case)
+    noise = torch.randn(case.k_cache.shape, generator=torch.Generator().manual_seed(1))
+    for row in range(live):
+        hidden = torch.ones(case.k_cache.shape[2], dtype=torch.bool)
+        hidden[case.seen(0, row)] = False
+        caches = [cache.clone() for cache in (case.k_cache, case.v_cache)]
+        for cache in caches:
+            cache[:, :, hidden] = 1000 * noise[:, :, hidden].to(dtype)
+        after = run(replace(case, k_cache=caches[0], v_cache=caches[1]))
+        assert same_bits(after[0, row], before[0, row]), row
+
+
 @pytest.mark.parametrize("layout", ["5,4,5", "tree"])
 def test_a_batch_is_its_sequences_one_by_one(layout):
     tree = LAYOUTS[layout]
