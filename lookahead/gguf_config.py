@@ -9,6 +9,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lookahead.config import MAX_COUNT
 from lookahead.errors import InputError
 from lookahead.gguf_file import read_list, shown
 
@@ -53,9 +54,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
 }
-
-# The most that the engine takes from a config.json.
-LARGEST_COUNT = 2**31 - 1
 
 
 def refuse_unsupported(metadata: dict[str, Any]) -> None:
@@ -123,7 +121,7 @@ def _number(metadata: dict[str, Any], key: str, default: float | None = None) ->
     value = metadata.get(key, default)
     fractional = key.endswith(("epsilon", "freq_base"))
     kind = float if fractional else int
-    largest = sys.float_info.max if fractional else LARGEST_COUNT
+    largest = sys.float_info.max if fractional else MAX_COUNT
     if type(value) is not kind or not 0 < value <= largest:
         expected = "a number above 0" if fractional else f"a whole number from 1 to {largest}"
         raise InputError(f"{key} is {shown(value)}, expected {expected}")

@@ -28,6 +28,7 @@ ROWS = [
     "drafting.*",
     "sampling",
     "verify",
+    "models.checkpoint_keys",
     "models.checkpoint_config models.rope models.weights",
     "models.llama models.loader",
     "prefill",
