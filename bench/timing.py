@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 try:
     import torch
 
     import lookahead
+    from lookahead.command_line import Parser
     from lookahead.devices import dtype_name
     from lookahead.errors import InputError
     from lookahead.tokenizer import Tokenizer
@@ -215,13 +216,6 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     yield cells[0].ljust(widths[0])
     for cell, width in zip(cells[1:], widths[1:], strict=True):
         yield cell.rjust(width)
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses wrong options in one line, like all other wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see --help")
 
 
 def count(text: str) -> int:

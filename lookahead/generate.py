@@ -19,6 +19,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from lookahead.command_line import Parser
 from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig, SamplingConfig, check_whole
 from lookahead.errors import InputError
 from lookahead.json_file import parse_json_object
@@ -31,16 +32,9 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses wrong options in one line, like all other wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see --help")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """All options; window, ngram and guesses are the paper's W, N and G."""
-    parser = _Parser(prog="python -m lookahead.generate", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m lookahead.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="checkpoint directory")
     add("--prompt", action="append", default=[], metavar="TEXT")

@@ -7,7 +7,6 @@ nothing that runs one needs it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -16,12 +15,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from lookahead.command_line import Parser
 from lookahead.errors import InputError
 from lookahead.gguf_config import read_config, refuse_unsupported
 from lookahead.gguf_file import open_gguf, read_metadata
@@ -155,15 +155,8 @@ def _write_weights(
         _write_json(directory / "model.safetensors.index.json", index)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses wrong arguments in one line, like all other wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see --help")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m lookahead.import_gguf",
         description="Turn a GGUF file of the llama architecture into a checkpoint directory.",
     )

@@ -19,6 +19,7 @@ ROWS = [
     "vocabulary",
     "vocabulary_json vocabulary_sentencepiece",
     "tokenizer",
+    "command_line",
     "devices",
     "kernels.checks",
     "kernels.tuning kernels.*_ref kernels.*_triton kernels.*_cpu",

@@ -6,7 +6,7 @@ does not know what the rows are for. No mask tensor is an argument: the tree say
 
 import torch
 
-from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
+from lookahead.kernels.checks import INDEX_DTYPES, check_caches, check_rank, check_tensor, choose
 from lookahead.layout import RowTree
 
 IMPLEMENTATIONS = {
@@ -52,21 +52,15 @@ def attend(
     run = choose(IMPLEMENTATIONS, implementation)
     check_rank("q", q, 4, "[B, T, num_q_heads, head_dim]")
     check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
-    batch, num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    batch, num_rows, num_q_heads = q.shape[:3]
+    num_kv_heads = k_cache.shape[1]
     if layout.num_rows != num_rows:
         raise ValueError(f"layout: expected {num_rows} rows as q has, got {layout.num_rows}")
     if num_kv_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: expected a multiple of {num_kv_heads} heads as k_cache has, got {num_q_heads}"
         )
-    if row_start < 0 or row_start + num_rows > capacity:
-        raise ValueError(
-            f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
-            f"{capacity}, got {row_start}"
-        )
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, cache, (batch, num_kv_heads, capacity, head_dim), q)
+    check_caches(k_cache, v_cache, q, row_start)
     for name, counts, most in (("lengths", lengths, row_start), ("live_rows", live_rows, num_rows)):
         check_tensor(name, counts, (batch,), q, INDEX_DTYPES)
         # Elsewhere a look at the numbers would make the host wait for the device.

@@ -36,6 +36,22 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, what: str) -> None:
         raise ValueError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
 
 
+def check_caches(
+    k_cache: torch.Tensor, v_cache: torch.Tensor, rows: torch.Tensor, row_start: int
+) -> None:
+    """Check caches [B, num_kv_heads, C, head_dim] against a step's `rows` [B, T, heads, head_dim],
+    whose keys and values stand from index `row_start` on."""
+    batch, num_rows, _, head_dim = rows.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    if row_start < 0 or row_start + num_rows > capacity:
+        raise ValueError(
+            f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
+            f"{capacity}, got {row_start}"
+        )
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, tensor, (batch, num_kv_heads, capacity, head_dim), rows)
+
+
 def choose(implementations: Mapping[str, str], name: str) -> Callable[..., Any]:
     """The implementation of that name, a function given as "module:function"; there is no fallback.
 

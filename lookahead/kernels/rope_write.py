@@ -2,7 +2,7 @@
 
 import torch
 
-from lookahead.kernels.checks import INDEX_DTYPES, check_rank, check_tensor, choose
+from lookahead.kernels.checks import INDEX_DTYPES, check_caches, check_rank, check_tensor, choose
 
 IMPLEMENTATIONS = {
     "torch": "rope_write_ref:rope_write_ref",
@@ -44,19 +44,13 @@ def rope_write(
     check_rank("qkv", qkv, 4, "[B, T, num_q_heads + 2 * num_kv_heads, head_dim]")
     check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
     batch, num_rows, num_heads, head_dim = qkv.shape
-    num_kv_heads, capacity = k_cache.shape[1:3]
+    num_kv_heads = k_cache.shape[1]
     if num_heads <= 2 * num_kv_heads:
         raise ValueError(
             f"qkv: expected more than {2 * num_kv_heads} heads for {num_kv_heads} key/value heads, "
             f"got {num_heads}"
         )
-    if row_start < 0 or row_start + num_rows > capacity:
-        raise ValueError(
-            f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
-            f"{capacity}, got {row_start}"
-        )
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, cache, (batch, num_kv_heads, capacity, head_dim), qkv)
+    check_caches(k_cache, v_cache, qkv, row_start)
     wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
     for name, table in (("cos", cos), ("sin", sin)):
         check_tensor(name, table, (cos.shape[0], head_dim // 2), qkv, (wide,))
