@@ -5,6 +5,7 @@ interpreter. That process is this file run as a program: requests come in and re
 one a line. Knows no layer of a model and no chip.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -25,7 +26,6 @@ from lookahead.kernels.attn_mask_triton import attend_tiles, merge_partials
 from lookahead.kernels.tuning import Tile, choose_tile
 from lookahead.layout import LookaheadLayout, RowTree
 
-LAYOUT = LookaheadLayout(15, 5, 15)
 ELEMENTS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -35,7 +35,8 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One binary: what it depends on. Without a tile it is built with the tuning table's."""
+    """One launch, and so the binary that it needs. Without a tile it is built with the tuning table's;
+    `layout` is (W, N, G)."""
 
     architecture: str
     element: str
@@ -45,6 +46,7 @@ class Request:
     merge: bool
     table: bool = False
     tile: Tile | None = None
+    layout: tuple[int, int, int] = (15, 5, 15)
 
     @property
     def group(self) -> int:
@@ -57,10 +59,26 @@ class Request:
 
     @property
     def plan(self) -> Plan:
-        layout = RowTree(LAYOUT.parents) if self.table else LAYOUT
+        layout: RowTree = LookaheadLayout(*self.layout)
+        if self.table:
+            layout = RowTree(layout.parents)
         heads = (self.num_q_heads, self.head_dim, self.num_kv_heads)
         shape = Shape(1, layout.num_rows, *heads, capacity=4224, row_start=4096)
         return plan(shape, layout, self.table, self.chosen_tile)
+
+    @property
+    def kernel(self) -> Any:
+        return merge_partials if self.merge else attend_tiles
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return self.plan.merge_numbers if self.merge else self.plan.numbers
+
+    @property
+    def specialised_numbers(self) -> list[str]:
+        """Run-time numbers whose values a launch would choose between binaries by."""
+        parameters = {parameter.name: parameter for parameter in self.kernel.params}
+        return [name for name in self.numbers if not parameters[name].do_not_specialize]
 
     @staticmethod
     def parse(line: str) -> "Request":
@@ -123,21 +141,21 @@ def build(request: Request) -> Any:
         target = GPUTarget("hip", architecture, 64)
     else:
         target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
-    kernel = merge_partials if request.merge else attend_tiles
-    numbers = the_plan.merge_numbers if request.merge else the_plan.numbers
     constants = the_plan.merge_constants if request.merge else the_plan.constants
     signature, constexprs, attributes = specialisation(
-        kernel, numbers, constants, pointer_types(request.element, request.table)
+        request.kernel, request.numbers, constants, pointer_types(request.element, request.table)
     )
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    source = ASTSource(
+        fn=request.kernel, signature=signature, constexprs=constexprs, attrs=attributes
+    )
     return triton.compile(
         source, target=target, options={} if request.merge else dict(the_plan.options)
     )
 
 
-def describe(built: Any) -> dict[str, int]:
-    """Registers, spills, shared memory, warps, and the instructions that matter."""
-    report = {
+def describe(built: Any) -> dict[str, Any]:
+    """Registers, spills, shared memory, warps, the instructions that matter, and the digest of all."""
+    report: dict[str, Any] = {
         "shared": built.metadata.shared,
         "warps": built.metadata.num_warps,
         "loads": len(re.findall(r"\btt\.load\b", built.asm["ttir"])),
@@ -149,8 +167,10 @@ def describe(built: Any) -> dict[str, int]:
             _number(rf"\.{kind}_spill_count:\s*(\d+)", text) for kind in ("vgpr", "sgpr")
         )
         report["matrix"] = len(re.findall(r"v_mfma", text))
+        report["digest"] = hashlib.sha256(text.encode()).hexdigest()
         return report
     text = built.asm["ptx"]
+    report["digest"] = hashlib.sha256(text.encode()).hexdigest()
     report["matrix"] = len(re.findall(r"wgmma\.mma_async|mma\.sync|tcgen05\.mma", text))
     report["async_16"] = len(re.findall(r"cp\.async\.cg[^\n]*0x10", text))
     report["async_less"] = len(re.findall(r"cp\.async\.ca", text))
@@ -175,9 +195,13 @@ def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1", "the interpreter has nothing to compile"
     for line in sys.stdin:
         request = Request.parse(line)
-        case = asdict(request) | {"group": request.group, "tile": asdict(request.chosen_tile)}
+        case = asdict(request) | {
+            "group": request.group,
+            "tile": asdict(request.chosen_tile),
+            "specialised": request.specialised_numbers,
+        }
         try:
-            report: dict[str, Any] = describe(build(request))
+            report = describe(build(request))
         except Exception as error:  # whatever the compiler's passes raise
             report = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
         print(json.dumps(case | report), flush=True)

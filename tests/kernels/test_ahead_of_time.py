@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,22 @@ def test_keys_and_values_are_loaded_asynchronously_16_bytes_at_a_time(builds):
             assert build["async_16"] > 0, build
             # Smaller ones only fetch the path table's row numbers.
             assert build["table"] or build["async_less"] == 0, build
+
+
+@pytest.mark.parametrize("layout", [(0, 2, 0), (5, 4, 5), (0, 5, 8)], ids=str)
+def test_every_kind_of_step_runs_the_same_instructions(builds, layout):
+    """Rows of autoregressive decoding, of prompt chunks and of every (W, N, G) have one binary: their
+    launches differ in run-time numbers, and no number chooses between binaries."""
+    architecture = builds[0]["architecture"]
+    requests = [
+        replace(request, layout=layout)
+        for request in ahead_of_time.table_requests(architecture)
+        if not request.table
+    ]
+    others = list(ahead_of_time.build_all(requests))
+    expected = [build for build in builds if not build["table"]]
+    assert [build["digest"] for build in others] == [build["digest"] for build in expected]
+    assert not any(build["specialised"] for build in (*others, *builds))
 
 
 def test_the_closed_form_loads_nothing_but_q_k_v_and_two_counters(builds):

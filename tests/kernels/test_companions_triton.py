@@ -50,7 +50,10 @@ def _row(x: torch.Tensor, weight: torch.Tensor, row: int) -> torch.Tensor:
 @pytest.mark.parametrize("intermediate", [1, 172, 1536])
 def test_silu_mul(intermediate, dtype):
     gate_up = (4 * draw(2, 3, 2 * intermediate)).to(dtype)
-    expect_close(silu_mul(gate_up, "triton"), silu_mul(gate_up))
+    together = silu_mul(gate_up, "triton")
+    expect_close(together, silu_mul(gate_up))
+    for row in range(3):  # a row does not depend on the others
+        assert torch.equal(silu_mul(gate_up[1:, row], "triton"), together[1:, row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,3 +79,30 @@ def test_rope_write(num_q_heads, num_kv_heads, head_dim, dtype):
         expect_close(actual, expected)
         assert actual.shape == expected.shape
     assert torch.equal(results[0][2], results[1][2])  # values are copied
+
+
+def test_a_rotated_row_depends_on_itself_alone():
+    """Alone, in another place of another step, or beside others: the same query, key and value."""
+    qkv = draw(2, 5, 7, 80).to(torch.float16)
+    angles = draw(50, 40, seed=1)
+    positions = torch.tensor([[9, 3, 30, 49, 0], [1, 1, 2, 3, 17]], dtype=torch.int32)
+
+    def written(
+        qkv: torch.Tensor, positions: torch.Tensor, row_start: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        caches = [torch.zeros(len(qkv), 2, 20, 80, dtype=torch.float16) for _ in range(2)]
+        tables = (angles.cos(), angles.sin())
+        queries = rope_write(
+            qkv, *tables, positions, *caches, row_start=row_start, implementation="triton"
+        )
+        rows = slice(row_start, row_start + qkv.shape[1])
+        return queries, *(cache[:, :, rows].transpose(1, 2) for cache in caches)
+
+    together = written(qkv, positions, 15)
+    for sequence in range(2):
+        for row in range(5):
+            place = (slice(sequence, sequence + 1), slice(row, row + 1))
+            for one, all_rows in zip(
+                written(qkv[place], positions[place], 4), together, strict=True
+            ):
+                assert torch.equal(one, all_rows[place])
