@@ -19,10 +19,10 @@ demo: $(INSTALLED) $(CKPT)
 	grep -v '^{' checkpoints/demo.txt
 
 test: $(INSTALLED) $(CKPT)
-	$(RUN) -m pytest -m "not slow and not gpu"
+	$(RUN) -m pytest
 
 test-all: $(INSTALLED) $(CKPT)
-	$(RUN) -m pytest
+	$(RUN) -m pytest -m "slow or not slow"
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

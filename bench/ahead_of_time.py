@@ -91,11 +91,16 @@ def table_requests(architecture: str) -> Iterator[Request]:
     """Every entry of the tuning table, heads with and without groups, closed form and path table."""
     for element in ELEMENTS:
         for head_dim in (64, 128, 256):
-            for num_kv_heads, use_table in ((32, False), (8, False), (8, True)):
+            for heads, use_table in (((32, 32), False), ((32, 8), False), ((28, 4), True)):
                 for merge in (False, True):
-                    yield Request(
-                        architecture, element, head_dim, 32, num_kv_heads, merge, use_table
-                    )
+                    yield Request(architecture, element, head_dim, *heads, merge, use_table)
+
+
+def odd_requests(architecture: str) -> Iterator[Request]:
+    """Head sizes that fill no tile and groups that are no power of two, in 16 bits."""
+    for head_dim in (80, 96, 160, 192, 256):
+        for heads in ((9, 3), (28, 4)):
+            yield Request(architecture, "bf16", head_dim, *heads, merge=False)
 
 
 def build_all(requests: Sequence[Request]) -> Iterator[dict[str, Any]]:
@@ -167,10 +172,12 @@ def describe(built: Any) -> dict[str, Any]:
             _number(rf"\.{kind}_spill_count:\s*(\d+)", text) for kind in ("vgpr", "sgpr")
         )
         report["matrix"] = len(re.findall(r"v_mfma", text))
+        report["tf32"] = text.count("xf32")
         report["digest"] = hashlib.sha256(text.encode()).hexdigest()
         return report
     text = built.asm["ptx"]
     report["digest"] = hashlib.sha256(text.encode()).hexdigest()
+    report["tf32"] = text.count("tf32")
     report["matrix"] = len(re.findall(r"wgmma\.mma_async|mma\.sync|tcgen05\.mma", text))
     report["async_16"] = len(re.findall(r"cp\.async\.cg[^\n]*0x10", text))
     report["async_less"] = len(re.findall(r"cp\.async\.ca", text))

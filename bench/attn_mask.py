@@ -31,6 +31,8 @@ from attn_peers import PEERS
 from lookahead.errors import InputError
 from lookahead.kernels.attn_mask import attend
 
+MAX_LENGTH = 2**20
+
 
 def build_parser() -> timing.Parser:
     """All options."""
@@ -62,10 +64,12 @@ def main(arguments: Sequence[str] | None = None, operation: Attend = attend) -> 
 
 
 def _run(operation: Attend, options: argparse.Namespace) -> int:
+    _refuse_idle_options(options)
     lengths = None if options.lengths is None else parse_lengths(options.lengths)
     peers = parse_peers(options.peers)
     everything = ",".join(attn_static.ARCHITECTURES) if options.static else "sm_90"
-    architectures = attn_static.parse_architectures(options.architecture or everything)
+    given = everything if options.architecture is None else options.architecture
+    architectures = attn_static.parse_architectures(given)
     timing.check_writable(options.json_out)
     attn_plot.require(options.plot)
     timer = None if options.static else attn_gpu.find_timer()
@@ -99,6 +103,14 @@ def _run(operation: Attend, options: argparse.Namespace) -> int:
     }
     timing.publish(record, options.json_out)
     return 0
+
+
+def _refuse_idle_options(options: argparse.Namespace) -> None:
+    """Options that would do nothing beside --static or --sweep."""
+    for only, idle in (("static", ("sweep", "lengths", "plot")), ("sweep", ("lengths", "plot"))):
+        for name in idle:
+            if getattr(options, only) and getattr(options, name):
+                raise InputError(f"--{name} does nothing beside --{only}: leave one of them out")
 
 
 def _time_on_gpu(
@@ -177,7 +189,10 @@ def parse_lengths(text: str) -> list[int]:
     if not all(number.isdecimal() for number in numbers):
         default = _listed(attn_cpu.DEFAULT_LENGTHS)
         raise InputError(f'--lengths: expected numbers like "{default}", got {text!r}')
-    return [int(number) for number in numbers]
+    lengths = [int(number) for number in numbers]
+    if max(lengths) > MAX_LENGTH:
+        raise InputError(f"--lengths: expected at most {MAX_LENGTH}, got {max(lengths)}")
+    return lengths
 
 
 def parse_peers(text: str) -> list[str]:

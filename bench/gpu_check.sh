@@ -6,7 +6,7 @@
 #
 # Leaves OUT_DIR/gpu_check.json (one object) and OUT_DIR/log.txt (all output). A part that fails or runs
 # out of time does not stop the next. Exit codes: 0; 1 when a part failed or there is no GPU; 2 for wrong
-# arguments. PYTHON names another interpreter than python3.
+# arguments. PYTHON names another interpreter than python3; without pytest in it the tests fail.
 
 set -u
 
@@ -40,7 +40,8 @@ part() {
     began=$(date +%s)
     timeout --kill-after=10 "$limit" "$@" >> "$log" 2>&1
     code=$?
-    printf '%s\t%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - began))" "$limit" >> "$parts"
+    printf '%s\t%s\t%s\t%s\t%s\n' "$name" "$code" "$(($(date +%s) - began))" "$limit" \
+        "$(wc -l < "$log")" >> "$parts"
     echo "== $name: exit code $code" | tee -a "$log"
 }
 

@@ -11,13 +11,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 LISTED = 20
+LAST_LINES = 5
 
 
 def read_parts(directory: Path) -> list[dict[str, Any]]:
-    """Each part with its exit code, its seconds and its line of JSON, if it got that far."""
+    """Each part with its exit code, its seconds and its line of JSON, if it got that far; if it failed,
+    its last lines in the log."""
     parts = []
+    log = (directory / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     for line in (directory / "parts.tsv").read_text(encoding="utf-8").splitlines():
-        name, code, seconds, limit = line.split("\t")
+        name, code, seconds, limit, end = line.split("\t")
         part: dict[str, Any] = {
             "name": name,
             "exit_code": int(code),
@@ -29,6 +32,8 @@ def read_parts(directory: Path) -> list[dict[str, Any]]:
             part["result"] = read_tests(directory / "tests.xml")
         else:
             part["result"] = read_line(directory / f"{name}.json")
+        if part["exit_code"]:
+            part["last_lines"] = log[: int(end)][-LAST_LINES:]
         parts.append(part)
     return parts
 

@@ -25,6 +25,7 @@ from lookahead.devices import (
     refuse_out_of_memory,
 )
 from lookahead.errors import InputError
+from lookahead.kernels.checks import check_can_run
 from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
 from lookahead.models.llama import Llama
@@ -95,6 +96,10 @@ class Engine:
         chosen_device = choose_device(str(device))
         chosen_dtype = choose_dtype(str(dtype), chosen_device)
         implementation = choose_implementation(implementation, chosen_device, chosen_dtype)
+        try:
+            check_can_run(implementation, chosen_device, chosen_dtype)
+        except ValueError as error:
+            raise InputError(str(error)) from error
         config = read_model_config(path)
         limit = config.max_position_embeddings
         if max_length is None:

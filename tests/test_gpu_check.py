@@ -29,7 +29,11 @@ def report(
 
 
 def write_parts(directory: Path, *parts: tuple[str, int]) -> None:
-    lines = [f"{name}\t{code}\t3\t60\n" for name, code in parts]
+    lines = [
+        f"{name}\t{code}\t3\t60\t{2 * number + 2}\n" for number, (name, code) in enumerate(parts)
+    ]
+    log = [f"== {name}\n{name} ended with {code}\n" for name, code in parts]
+    (directory / "log.txt").write_text("".join(log))
     (directory / "parts.tsv").write_text("".join(lines))
 
 
@@ -57,6 +61,8 @@ def test_parts_that_failed_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert code == 1
     assert record["failed"] == ["tests", "attn_mask", "decode"]
     assert [part["timed_out"] for part in record["parts"]] == [True, False, False]
+    last = [part["last_lines"][-1] for part in record["parts"]]
+    assert last == ["tests ended with 124", "attn_mask ended with 1", "decode ended with 2"]
     assert all(part["result"] is None for part in record["parts"])
 
 

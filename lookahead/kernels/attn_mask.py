@@ -6,7 +6,14 @@ does not know what the rows are for. No mask tensor is an argument: the tree say
 
 import torch
 
-from lookahead.kernels.checks import INDEX_DTYPES, check_caches, check_rank, check_tensor, choose
+from lookahead.kernels.checks import (
+    INDEX_DTYPES,
+    check_caches,
+    check_floating,
+    check_numbers,
+    check_tensor,
+    choose,
+)
 from lookahead.layout import RowTree
 
 IMPLEMENTATIONS = {
@@ -32,6 +39,9 @@ def attend(
     the keys of its path in `layout`, where row k's key lies at index `row_start + k`. Nothing else of
     the cache is read. Query head h uses key/value head h // (num_q_heads // num_kv_heads).
 
+    A key may hold NaN or infinity: whoever sees it, and nobody else, gets NaN. Values must be finite,
+    which `rope_write` sees to: an implementation may multiply a value by a weight of 0.
+
     Args:
         q: [B, T, num_q_heads, head_dim], float16, bfloat16, float32 or float64.
         k_cache, v_cache: [B, num_kv_heads, C, head_dim] of q's dtype.
@@ -46,25 +56,24 @@ def attend(
         [B, T, num_q_heads, head_dim] of q's dtype.
 
     Raises:
-        ValueError: an argument does not fit; says which, what was expected and what it got. The numbers
-            in `lengths` and `live_rows` are checked on a CPU only.
+        ValueError: an argument does not fit, or the implementation cannot take it; says which, what was
+            expected and what it got. Numbers in `lengths` and `live_rows` are checked on a CPU only.
     """
     run = choose(IMPLEMENTATIONS, implementation)
-    check_rank("q", q, 4, "[B, T, num_q_heads, head_dim]")
-    check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
+    check_floating("q", q, "[B, T, num_q_heads, head_dim]", rank=4)
+    check_floating("k_cache", k_cache, "[B, num_kv_heads, C, head_dim]", rank=4)
     batch, num_rows, num_q_heads = q.shape[:3]
     num_kv_heads = k_cache.shape[1]
+    if not isinstance(layout, RowTree):
+        raise ValueError(f"layout: expected a RowTree, got {type(layout).__name__}")
     if layout.num_rows != num_rows:
         raise ValueError(f"layout: expected {num_rows} rows as q has, got {layout.num_rows}")
-    if num_kv_heads == 0 or num_q_heads % num_kv_heads:
+    if num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: expected a multiple of {num_kv_heads} heads as k_cache has, got {num_q_heads}"
         )
     check_caches(k_cache, v_cache, q, row_start)
     for name, counts, most in (("lengths", lengths, row_start), ("live_rows", live_rows, num_rows)):
         check_tensor(name, counts, (batch,), q, INDEX_DTYPES)
-        # Elsewhere a look at the numbers would make the host wait for the device.
-        numbers = counts.tolist() if counts.device.type == "cpu" else []
-        if not all(0 <= number <= most for number in numbers):
-            raise ValueError(f"{name}: expected 0..{most}, got {numbers}")
+        check_numbers(name, counts, 0, most)
     return run(q, k_cache, v_cache, lengths, layout, row_start, live_rows)

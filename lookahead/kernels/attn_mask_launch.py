@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from lookahead.kernels.attn_mask_triton import attend_tiles, merge_partials
+from lookahead.kernels.attn_mask_triton import PER_SEQUENCE, attend_tiles, merge_partials
+from lookahead.kernels.checks import check_launch
 from lookahead.kernels.tuning import GROUP_KEYS, Tile, choose_tile
 from lookahead.layout import LookaheadLayout, RowTree
 
@@ -179,8 +180,10 @@ def attend_triton(
 
     Raises ValueError where the kernels cannot take the tensors as they are.
     """
-    q = q.contiguous()
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+    q, lengths, live_rows = q.contiguous(), lengths.contiguous(), live_rows.contiguous()
+    tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache}
+    check_launch(**tensors)
+    for name, tensor in tensors.items():
         _check_memory(name, tensor)
     batch, num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
@@ -231,12 +234,7 @@ def architecture(device: torch.device) -> str:
 
 
 def _check_memory(name: str, tensor: torch.Tensor) -> None:
-    """The kernels read whole rows of 16 bytes, of tensors without gaps, and count a head's elements in
-    32 bits."""
-    if tensor.dtype == torch.float64:
-        raise ValueError(f"{name}: expected float16, bfloat16 or float32, got {tensor.dtype}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+    """Where 16 bytes are read at once, and 32 bits count a head's elements."""
     if tensor.data_ptr() % 16:
         raise ValueError(f"{name}: expected memory aligned to 16 bytes, got {tensor.data_ptr()}")
     if not 8 <= tensor.shape[3] <= 256:
@@ -251,7 +249,8 @@ def specialisation(
     """What Triton makes of a launch's arguments: signature, constants and attributes of a binary.
 
     `dtypes` gives each pointer's element type, "" for one that is None. Every pointer but those of
-    per-sequence numbers is aligned to 16 bytes, as `_check_memory` and torch's allocator see to.
+    per-sequence numbers is aligned to 16 bytes, as `_check_memory` and torch's allocator see to; those
+    may point into a batch, and the kernels do not look at how they are aligned.
     """
     signature: dict[str, str] = {}
     constexprs = dict(constants)
@@ -265,5 +264,6 @@ def specialisation(
             signature[name], constexprs[name] = "constexpr", None
         else:
             signature[name] = f"*{dtypes[name]}"
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            if name not in PER_SEQUENCE:
+                attributes[(index,)] = [["tt.divisibility", 16]]
     return signature, constexprs, attributes

@@ -61,12 +61,8 @@ def _attend_one(
     local = scores.view(num_kv_heads, -1, num_rows, length + num_rows)[..., length:]
     local.masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
-    prefix_values, step_values = (part.to(dtype) for part in values)
-    out = weights[..., :length] @ prefix_values
-    if step_values.isfinite().all():
-        out += weights[..., length:] @ step_values
-    else:  # 0 x infinity is no number, and a row is not to feel what it does not see
-        terms = weights[..., length:, None] * step_values[:, None]
-        hidden_terms = hidden.repeat(num_q_heads // num_kv_heads, 1).unsqueeze(-1)
-        out += terms.masked_fill_(hidden_terms, 0.0).sum(-2)
+    out = sum(
+        part @ value.to(dtype)
+        for part, value in zip(weights.split([length, num_rows], -1), values, strict=True)
+    )
     return out.view(num_q_heads, num_rows, head_dim).transpose(0, 1).to(q.dtype)

@@ -14,6 +14,9 @@ other tree the same numbers come from a table. `attn_mask_launch.py` decides sha
 import triton
 import triton.language as tl
 
+# Arguments that point to one number for each sequence.
+PER_SEQUENCE = ["lengths_ptr", "live_ptr"]
+
 
 @triton.jit
 def _path(path, window, levels):
@@ -63,7 +66,8 @@ def _fold(top, total, acc, tile_top, tile_total, tile_acc):
     do_not_specialize=[
         "window", "levels", "num_rows", "num_paths", "path_stride", "num_tails", "tail_blocks",
         "row_blocks", "num_groups", "cache_rows", "row_start",
-    ]
+    ],
+    do_not_specialize_on_alignment=PER_SEQUENCE,
 )  # fmt: skip
 def attend_tiles(
     q_ptr,  # [B, T, num_q_heads, HEAD_DIM]
@@ -179,7 +183,9 @@ def attend_tiles(
             key_row = tl.where(offset <= trunk, offset, base + (offset - trunk - 1) * stride)
         index = tl.where(offset < 0, key, row_start + key_row)
         address = index[:, None] * HEAD_DIM + dim[None, :]
-        readable = in_tile[:, None] & in_head[None, :]
+        # Dead rows come last on a path: no live row of the block sees their keys.
+        is_live = in_tile & ((offset < 0) | (key_row < live))
+        readable = is_live[:, None] & in_head[None, :]
         k = tl.load(k_ptr + address, mask=readable, other=0.0)  # [N, D]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE_LOG2
         scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))  # [M, N]
@@ -202,7 +208,10 @@ def attend_tiles(
     )
 
 
-@triton.jit(do_not_specialize=["window", "levels", "num_rows", "num_tails", "num_groups"])
+@triton.jit(
+    do_not_specialize=["window", "levels", "num_rows", "num_tails", "num_groups"],
+    do_not_specialize_on_alignment=PER_SEQUENCE,
+)
 def merge_partials(
     out_ptr,  # [B, T, num_q_heads, HEAD_DIM]
     acc_ptr,  # as attend_tiles wrote them

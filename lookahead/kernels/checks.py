@@ -19,6 +19,7 @@ def check_tensor(
     dtypes: tuple[torch.dtype, ...] = (),
 ) -> None:
     """Check shape, device (that of `like`) and dtype (one of `dtypes`, else that of `like`)."""
+    _check_kind(name, tensor)
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
     if tensor.device != like.device:
@@ -28,12 +29,24 @@ def check_tensor(
         raise ValueError(f"{name}: expected {' or '.join(map(str, expected))}, got {tensor.dtype}")
 
 
-def check_rank(name: str, tensor: torch.Tensor, rank: int, what: str) -> None:
-    """Check the number of dimensions (`what` names them) and that the tensor is floating point."""
-    if tensor.dim() != rank:
+def check_floating(name: str, tensor: torch.Tensor, what: str, rank: int | None = None) -> None:
+    """Check for a floating-point tensor that holds elements, of `rank` dimensions or at least one
+    (`what` names them)."""
+    _check_kind(name, tensor)
+    if tensor.dim() == 0 if rank is None else tensor.dim() != rank:
         raise ValueError(f"{name}: expected {what}, got shape {list(tensor.shape)}")
     if tensor.dtype not in FLOAT_DTYPES:
         raise ValueError(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        raise ValueError(
+            f"{name}: expected a tensor that holds elements, got shape {list(tensor.shape)} on "
+            f"{tensor.device}"
+        )
+
+
+def _check_kind(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
 
 
 def check_caches(
@@ -43,13 +56,53 @@ def check_caches(
     whose keys and values stand from index `row_start` on."""
     batch, num_rows, _, head_dim = rows.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
-    if row_start < 0 or row_start + num_rows > capacity:
+    if capacity < num_rows:
+        raise ValueError(f"k_cache: expected room for {num_rows} rows, got {capacity}")
+    if type(row_start) is not int or not 0 <= row_start <= capacity - num_rows:
         raise ValueError(
             f"row_start: expected 0..{capacity - num_rows} for {num_rows} rows in a cache of "
-            f"{capacity}, got {row_start}"
+            f"{capacity}, got {row_start!r:.80}"
         )
     for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, tensor, (batch, num_kv_heads, capacity, head_dim), rows)
+
+
+def check_numbers(name: str, numbers: torch.Tensor, least: int, most: int) -> None:
+    """Check the numbers of an int tensor on a CPU; elsewhere a look would make the host wait."""
+    if numbers.device.type == "cpu" and numbers.numel():
+        low, high = (int(number) for number in torch.aminmax(numbers))
+        if low < least or high > most:
+            raise ValueError(f"{name}: expected {least}..{most}, got {numbers.tolist()!s:.200}")
+
+
+def check_launch(**tensors: torch.Tensor) -> None:
+    """Check tensors that a Triton kernel is given by address: contiguous, of a dtype that it computes
+    in, and on a device where it runs."""
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float64:
+            raise ValueError(f"{name}: expected float16, bfloat16 or float32, got {tensor.dtype}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: expected no gradient to be asked for, the kernel has none")
+        check_can_run("triton", tensor.device, tensor.dtype)
+
+
+def check_can_run(implementation: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse Triton's kernels on a CPU but in its interpreter, and there bfloat16."""
+    if implementation != "triton" or device.type != "cpu":
+        return
+    kernel = _import_from("lookahead.kernels.silu_mul_triton", "gate_rows")
+    if isinstance(kernel, _import_from("triton.runtime", "JITFunction")):
+        raise ValueError(
+            "implementation: expected torch on a CPU, got triton, which runs there only in its "
+            "interpreter (TRITON_INTERPRET=1)"
+        )
+    if dtype == torch.bfloat16:
+        raise ValueError(
+            "implementation: expected float16 or float32 for triton on a CPU, got bfloat16, which its "
+            "interpreter computes wrongly"
+        )
 
 
 def choose(implementations: Mapping[str, str], name: str) -> Callable[..., Any]:
@@ -57,16 +110,16 @@ def choose(implementations: Mapping[str, str], name: str) -> Callable[..., Any]:
 
     Modules are imported when they are asked for, since some machines cannot have all of them.
     """
-    if name not in implementations:
+    if not isinstance(name, str) or name not in implementations:
         raise ValueError(f"implementation: expected one of {sorted(implementations)}, got {name!r}")
-    return _import(implementations[name])
+    module, _, function = implementations[name].partition(":")
+    return _import_from(f"lookahead.kernels.{module}", function)
 
 
 @cache
-def _import(place: str) -> Callable[..., Any]:
-    module, _, function = place.partition(":")
+def _import_from(module: str, name: str) -> Any:
     try:
-        return getattr(import_module(f"lookahead.kernels.{module}"), function)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"implementation: {module} needs the package {error.name}, which is not installed"

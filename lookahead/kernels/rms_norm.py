@@ -2,7 +2,7 @@
 
 import torch
 
-from lookahead.kernels.checks import check_tensor, choose
+from lookahead.kernels.checks import check_floating, check_tensor, choose
 
 IMPLEMENTATIONS = {
     "torch": "rms_norm_ref:rms_norm_ref",
@@ -30,9 +30,10 @@ def rms_norm(
         The shape and dtype of x.
 
     Raises:
-        ValueError: weight does not fit x.
+        ValueError: weight does not fit x, or the implementation cannot take them.
     """
     run = choose(IMPLEMENTATIONS, implementation)
+    check_floating("x", x, "[..., hidden]")
     check_tensor("weight", weight, (x.shape[-1],), x)
     return run(x, weight, eps)
 
@@ -54,9 +55,10 @@ def add_rms_norm(
         (the normalised sum, the sum), each of x's shape and dtype.
 
     Raises:
-        ValueError: residual or weight does not fit x.
+        ValueError: residual or weight does not fit x, or the implementation cannot take them.
     """
     run = choose(ADD_IMPLEMENTATIONS, implementation)
+    check_floating("x", x, "[..., hidden]")
     check_tensor("residual", residual, tuple(x.shape), x)
     check_tensor("weight", weight, (x.shape[-1],), x)
     return run(x, residual, weight, eps)

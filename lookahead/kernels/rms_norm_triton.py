@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lookahead.kernels.checks import check_launch
+
 
 @triton.jit(do_not_specialize=["eps"])
 def normalise_rows(
@@ -34,8 +36,9 @@ def normalise_rows(
 
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `rms_norm`."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _launch(x.contiguous(), None, weight, out, None, eps)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _launch(x, None, weight, out, None, eps)
     return out
 
 
@@ -43,8 +46,10 @@ def add_rms_norm_triton(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `add_rms_norm`."""
-    out, total = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
-    _launch(x.contiguous(), residual.contiguous(), weight, out, total, eps)
+    x, residual = x.contiguous(), residual.contiguous()
+    check_launch(residual=residual)
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, residual, weight, out, total, eps)
     return out, total
 
 
@@ -56,6 +61,7 @@ def _launch(
     total: torch.Tensor | None,
     eps: float,
 ) -> None:
+    check_launch(x=x, weight=weight)
     hidden = x.shape[-1]
     block = triton.next_power_of_2(hidden)
     normalise_rows[(x.numel() // hidden,)](

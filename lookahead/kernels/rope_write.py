@@ -2,7 +2,14 @@
 
 import torch
 
-from lookahead.kernels.checks import INDEX_DTYPES, check_caches, check_rank, check_tensor, choose
+from lookahead.kernels.checks import (
+    INDEX_DTYPES,
+    check_caches,
+    check_floating,
+    check_numbers,
+    check_tensor,
+    choose,
+)
 
 IMPLEMENTATIONS = {
     "torch": "rope_write_ref:rope_write_ref",
@@ -24,7 +31,8 @@ def rope_write(
     """Rotate queries and keys by their positions; store keys and values of row r at row_start + r.
 
     Element i of a head is paired with element i + head_dim / 2. Computed in the dtype of the tables and
-    rounded once.
+    rounded once. A row's value head that is not all finite is stored as zeros and its key as NaN, so
+    that in `attend` it spoils the rows that see it and no others.
 
     Args:
         qkv: [B, T, num_q_heads + 2 * num_kv_heads, head_dim]: query, key and value heads in this order.
@@ -38,11 +46,12 @@ def rope_write(
         The rotated queries [B, T, num_q_heads, head_dim].
 
     Raises:
-        ValueError: an argument does not fit; says which, what was expected and what it got.
+        ValueError: an argument does not fit; says which, what was expected and what it got. The
+            numbers in `positions` are checked on a CPU only.
     """
     run = choose(IMPLEMENTATIONS, implementation)
-    check_rank("qkv", qkv, 4, "[B, T, num_q_heads + 2 * num_kv_heads, head_dim]")
-    check_rank("k_cache", k_cache, 4, "[B, num_kv_heads, C, head_dim]")
+    check_floating("qkv", qkv, "[B, T, num_q_heads + 2 * num_kv_heads, head_dim]", rank=4)
+    check_floating("k_cache", k_cache, "[B, num_kv_heads, C, head_dim]", rank=4)
     batch, num_rows, num_heads, head_dim = qkv.shape
     num_kv_heads = k_cache.shape[1]
     if num_heads <= 2 * num_kv_heads:
@@ -50,9 +59,13 @@ def rope_write(
             f"qkv: expected more than {2 * num_kv_heads} heads for {num_kv_heads} key/value heads, "
             f"got {num_heads}"
         )
+    if head_dim % 2:
+        raise ValueError(f"qkv: expected an even head_dim, got {head_dim}")
     check_caches(k_cache, v_cache, qkv, row_start)
+    check_floating("cos", cos, "[P, head_dim / 2]", rank=2)
     wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
     for name, table in (("cos", cos), ("sin", sin)):
         check_tensor(name, table, (cos.shape[0], head_dim // 2), qkv, (wide,))
     check_tensor("positions", positions, (batch, num_rows), qkv, INDEX_DTYPES)
+    check_numbers("positions", positions, 0, cos.shape[0] - 1)
     return run(qkv, cos, sin, positions, k_cache, v_cache, row_start)

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lookahead.kernels.checks import check_launch
+
 
 @triton.jit(do_not_specialize=["num_rows", "cache_rows", "row_start"])
 def rotate_and_store(
@@ -38,6 +40,15 @@ def rotate_and_store(
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = (x * cos - y * sin).to(first.dtype)
         second = (y * cos + x * sin).to(second.dtype)
+    if head >= NUM_Q_HEADS:
+        is_value = head >= NUM_Q_HEADS + NUM_KV_HEADS
+        value = qkv_ptr + source + tl.where(is_value, 0, NUM_KV_HEADS * (2 * HALF))
+        x = tl.load(value, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(value + HALF, mask=inside, other=0.0).to(tl.float32)
+        is_finite = tl.min(((x - x == 0.0) & (y - y == 0.0)).to(tl.int32), 0) == 1
+        spoiled = tl.where(is_value, 0.0, float("nan"))
+        first = tl.where(is_finite, first, spoiled.to(first.dtype))
+        second = tl.where(is_finite, second, spoiled.to(second.dtype))
     cache_head = (head - NUM_Q_HEADS) % NUM_KV_HEADS
     cache_row = (sequence.to(tl.int64) * NUM_KV_HEADS + cache_head) * cache_rows
     cache_row += row_start + row % num_rows
@@ -64,12 +75,14 @@ def rope_write_triton(
     batch, num_rows, num_heads, head_dim = qkv.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
     num_q_heads = num_heads - 2 * num_kv_heads
+    qkv, positions = qkv.contiguous(), positions.contiguous()
+    check_launch(qkv=qkv, cos=cos, sin=sin, k_cache=k_cache, v_cache=v_cache)
     queries = qkv.new_empty((batch, num_rows, num_q_heads, head_dim))
     rotate_and_store[(batch * num_rows, num_heads)](
-        qkv_ptr=qkv.contiguous(),
+        qkv_ptr=qkv,
         cos_ptr=cos,
         sin_ptr=sin,
-        positions_ptr=positions.contiguous(),
+        positions_ptr=positions,
         k_ptr=k_cache,
         v_ptr=v_cache,
         q_ptr=queries,

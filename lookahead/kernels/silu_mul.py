@@ -2,7 +2,7 @@
 
 import torch
 
-from lookahead.kernels.checks import choose
+from lookahead.kernels.checks import check_floating, choose
 
 IMPLEMENTATIONS = {
     "torch": "silu_mul_ref:silu_mul_ref",
@@ -21,9 +21,10 @@ def silu_mul(gate_up: torch.Tensor, implementation: str = "torch") -> torch.Tens
         [..., intermediate] of the same dtype.
 
     Raises:
-        ValueError: the last dimension is odd.
+        ValueError: the last dimension is odd, or the implementation cannot take the tensor.
     """
     run = choose(IMPLEMENTATIONS, implementation)
+    check_floating("gate_up", gate_up, "[..., 2 * intermediate]")
     if gate_up.shape[-1] % 2:
         raise ValueError(
             f"gate_up: expected an even last dimension, got shape {list(gate_up.shape)}"

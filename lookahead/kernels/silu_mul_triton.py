@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lookahead.kernels.checks import check_launch
+
 BLOCK = 1024
 
 
@@ -28,6 +30,7 @@ def gate_rows(
 def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
     """See `silu_mul`."""
     gate_up = gate_up.contiguous()
+    check_launch(gate_up=gate_up)
     intermediate = gate_up.shape[-1] // 2
     out = gate_up.new_empty((*gate_up.shape[:-1], intermediate))
     gate_rows[(out.numel() // intermediate, triton.cdiv(intermediate, BLOCK))](

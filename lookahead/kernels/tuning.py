@@ -31,17 +31,17 @@ HALF: dict[str, dict[int, Tile]] = {
         64: Tile(64, 64, 4, 2),  # 197 registers; 4 warps of 16 rows, softmax within a warp
         # 4 warps fill all 255 registers at 32 keys and spill at 64; 8 need 188.
         128: Tile(64, 32, 8, 2),
-        256: Tile(64, 32, 8, 2),  # every other tile spills
+        256: Tile(32, 64, 8, 2),  # 204; 64 rows spill for groups of 3 and 7
     },
     "sm_90": {
         64: Tile(64, 64, 4, 3),  # wgmma of 64 rows, 176 registers; 56 KB leave room for 4 blocks
         128: Tile(64, 32, 4, 3),  # 64 keys spill without grouped heads
-        256: Tile(64, 32, 8, 2),
+        256: Tile(32, 64, 8, 2),  # as on sm_80
     },
     "sm_100": {
         64: Tile(64, 64, 4, 2),  # tcgen05, 164 registers
         128: Tile(64, 64, 8, 2),  # 4 warps need 254 registers, 8 need 157
-        256: Tile(64, 32, 8, 2),
+        256: Tile(32, 64, 8, 2),  # as on sm_80
     },
     "gfx942": {
         64: Tile(64, 64, 4, 2),  # 172 vector registers

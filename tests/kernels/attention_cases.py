@@ -156,7 +156,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.contiguous().view(kind), second.contiguous().view(kind))
 
 
-def check_errors(case: Case, implementation: str, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
+def check_errors(case: Case, implementation: str) -> None:
     """Every element of every dtype is within twice what float32 arithmetic may lose, and one unit in
     the last place for rounding once; dead rows are 0."""
     for dtype in DTYPES:
@@ -214,3 +214,17 @@ def differing_rows(case: Case, attend: Callable[[Case], torch.Tensor]) -> int:
 def canonical_case(shape: tuple[int, int, int], length: int, num_kv_heads: int = 1) -> Case:
     case = make_case(LookaheadLayout(*shape), [length], num_kv_heads=num_kv_heads, gap=9)
     return case.to(torch.float16)
+
+
+def check_spoiled_key(case: Case, implementation: str) -> None:
+    """One step row's key becomes NaN: so do the rows that see it, and no others change."""
+    before, tree = case.run(implementation), case.layout
+    for row in (tree.num_rows // 2, 1, tree.num_rows - 1):
+        k_cache = case.k_cache.clone()
+        k_cache[:, :, case.row_start + row] = float("nan")
+        after = replace(case, k_cache=k_cache).run(implementation)
+        for other in range(tree.num_rows):
+            if tree.visibility[other][row]:
+                assert after[0, other].isnan().all()
+            else:
+                assert same_bits(after[0, other], before[0, other])

@@ -31,6 +31,11 @@ def test_nothing_spills(builds):
     assert [build for build in builds if build["spills"]] == []
 
 
+def test_nothing_spills_for_odd_heads(builds):
+    requests = list(ahead_of_time.odd_requests(builds[0]["architecture"]))
+    assert [build for build in ahead_of_time.build_all(requests) if build["spills"]] == []
+
+
 def test_shared_memory_is_within_the_limit(builds):
     assert max(build["shared"] for build in builds) <= SHARED_LIMIT[builds[0]["architecture"]]
 
@@ -38,6 +43,10 @@ def test_shared_memory_is_within_the_limit(builds):
 def test_16_bit_products_use_the_matrix_unit(builds):
     tiles = [build for build in builds if not build["merge"] and build["element"] != "fp32"]
     assert all(build["matrix"] > 0 for build in tiles)
+
+
+def test_float32_is_multiplied_in_full(builds):
+    assert not any(build["tf32"] for build in builds)
 
 
 def test_keys_and_values_are_loaded_asynchronously_16_bytes_at_a_time(builds):

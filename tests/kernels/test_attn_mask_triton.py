@@ -3,6 +3,9 @@
 bfloat16 is left to machines with a GPU: the interpreter multiplies it wrongly.
 """
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,6 +18,7 @@ from attention_cases import (
     Case,
     canonical_case,
     check_matrix_errors,
+    check_spoiled_key,
     differing_rows,
     make_case,
     random_tree,
@@ -138,7 +142,64 @@ def test_a_batch_is_its_sequences_one_by_one(layout):
     together = run(case)
     for sequence in range(3):
         assert same_bits(together[sequence : sequence + 1], run(case.one(sequence)))
+    assert together.isfinite().all()
     assert not together[2, 9:].any()
+
+
+@pytest.mark.parametrize(
+    ("layout", "length", "live"),
+    [
+        ("chunk", 10, 61),
+        ("5,4,5", 64, 1),
+        ("5,4,5", 64, 17),
+        ("5,4,5", 130, 9),
+        ("tree", 63, 9),
+        ("tree", 5, 0),
+    ],
+)
+def test_dead_rows_are_not_read_even_inside_a_path(layout, length, live):
+    """Their queries, keys and values are NaN; each live row's path is live."""
+    case = make_case(LAYOUTS[layout], [length], live_rows=[live], num_kv_heads=1)
+    for dtype in DTYPES:
+        check_matrix_errors(case.to(dtype), run)
+
+
+@pytest.mark.parametrize(
+    ("layout", "group", "length"),
+    [
+        (LookaheadLayout(0, 10, 2), 8, 5),  # a candidate's rows take two tiles of rows
+        (RowTree([row - 1 for row in range(12)]), 8, 60),  # ... a path of the table's too
+        (LookaheadLayout(2, 10, 0), 8, 5),  # ... a column's too
+        (RowTree([-1, 0, 0]), 1, 63),  # the last row's key is the first of the next tile
+        (LookaheadLayout(0, 2, 3), 1, 63),
+    ],
+)
+def test_paths_longer_than_a_tile(layout, group, length):
+    case = make_case(layout, [length], group=group, num_kv_heads=1)
+    check_matrix_errors(case.to(torch.float16), run)
+
+
+@pytest.mark.parametrize("layout", ["5,4,5", "tree"])
+def test_a_key_that_is_no_number_is_felt_by_those_who_see_it_alone(layout):
+    check_spoiled_key(make_case(LAYOUTS[layout], [62], num_kv_heads=1).to(torch.float16), "triton")
+
+
+def test_heads_that_lie_beyond_what_32_bits_count():
+    """The third head begins 2^31 elements behind the first. Only the pages that are used exist."""
+    layout, capacity = LAYOUTS["3,2,2"], 2**24
+    small = make_case(layout, [70], group=1, num_kv_heads=3).to(torch.float16)
+    cache = torch.empty(1, 3, capacity, 64, dtype=torch.float16)
+    cache[:, :, : small.k_cache.shape[2]] = small.k_cache
+    values_too = replace(small, v_cache=small.k_cache)
+    assert same_bits(run(replace(small, k_cache=cache, v_cache=cache)), run(values_too))
+
+
+def test_counters_may_be_parts_of_larger_tensors():
+    case = make_case(LAYOUTS["5,4,5"], [64, 3], live_rows=[30, 18], num_kv_heads=1)
+    case = case.to(torch.float32)
+    spread = torch.stack([case.lengths, case.live_rows], 1)
+    strided = replace(case, lengths=spread[:, 0], live_rows=spread[:, 1])
+    assert same_bits(run(strided), run(case))
 
 
 def test_what_workspace_and_output_held_does_not_matter(monkeypatch):
@@ -184,10 +245,17 @@ def test_a_verified_row_is_the_autoregressive_row_to_the_bit(shape, length):
     assert differing_rows(canonical_case(shape, length), run) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("sequential_dot")
 @pytest.mark.parametrize("offset", range(64))
 def test_at_every_offset_of_a_tile(offset):
+    shapes = [(2, 3, 1), (0, 4, 1), (1, 2, 2), (3, 3, 1)]
+    assert differing_rows(canonical_case(shapes[offset % 4], 1024 + offset), run) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sequential_dot")
+@pytest.mark.parametrize("offset", range(64))
+def test_larger_steps_at_every_offset_of_a_tile(offset):
     shapes = [(5, 4, 3), (0, 5, 2), (15, 5, 1), (1, 2, 2)]
     case = canonical_case(shapes[offset % 4], 1024 + offset, num_kv_heads=2)
     assert differing_rows(case, run) == 0
@@ -209,6 +277,7 @@ def test_an_ordinary_order_of_keys_differs():
     [
         ({"q": torch.zeros(1, 1, 3, 64, dtype=torch.float64)}, "got torch.float64"),
         ({"k_cache": torch.zeros(1, 1, 64, 10, dtype=torch.float16).mT}, "contiguous"),
+        ({"q": torch.zeros(1, 1, 3, 64, requires_grad=True)}, "no gradient"),
         ({"v_cache": torch.zeros(641, dtype=torch.float16)[1:].view(1, 1, 10, 64)}, "16 bytes"),
     ],
 )
@@ -216,3 +285,39 @@ def test_memory_that_the_kernel_cannot_read_is_refused(change, expected):
     case = make_case(AUTOREGRESSIVE, [5], num_kv_heads=1, gap=2).to(torch.float16)
     with pytest.raises(ValueError, match=expected):
         run(replace(case, **change))
+
+
+def test_bfloat16_is_refused_in_the_interpreter():
+    if torch.cuda.is_available():
+        pytest.skip("kernels run on the GPU here")
+    with pytest.raises(ValueError, match="bfloat16, which its interpreter computes wrongly"):
+        run(make_case(AUTOREGRESSIVE, [5]).to(torch.bfloat16))
+
+
+def test_without_the_interpreter_a_cpu_is_refused():
+    """By an operation, and by the engine before it reads any weights."""
+    program = """
+import torch
+from lookahead import Engine, InputError
+from lookahead.kernels.silu_mul import silu_mul
+for call in (
+    lambda: silu_mul(torch.ones(1, 2), "triton"),
+    lambda: Engine.load(".", device="cpu", dtype="float32", implementation="triton"),
+):
+    try:
+        call()
+    except (ValueError, InputError) as error:
+        print(type(error).__name__, error)
+"""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    reason = "implementation: expected torch on a CPU, got triton, which runs there only in its"
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ValueError", "InputError"]
+    assert all(reason in line for line in lines)

@@ -38,6 +38,7 @@ def test_rms_norm(hidden, dtype):
     expected, expected_total = add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, expected_total)
     expect_close(normed, expected)
+    assert torch.equal(normed, rms_norm(total, weight, 1e-5, "triton"))  # of the rounded sum
     for row in range(3):  # a row does not depend on the others
         assert torch.equal(rms_norm(x[:1, row], weight, 1e-5, "triton")[0], _row(x, weight, row))
 
@@ -106,3 +107,61 @@ def test_a_rotated_row_depends_on_itself_alone():
                 written(qkv[place], positions[place], 4), together, strict=True
             ):
                 assert torch.equal(one, all_rows[place])
+
+
+WIDE = torch.zeros(2, 2, 20, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("k_cache", WIDE[..., ::2]),
+        ("v_cache", WIDE[:, :, :, 8:]),
+        ("cos", torch.zeros(4, 50).T),
+        ("sin", torch.zeros(1, 4).expand(50, 4)),
+    ],
+)
+def test_gaps_in_what_is_addressed_are_refused(name, change):
+    arguments = {
+        "qkv": torch.zeros(2, 5, 7, 8),
+        "cos": torch.zeros(50, 4),
+        "sin": torch.zeros(50, 4),
+        "positions": torch.zeros(2, 5, dtype=torch.int32),
+        "k_cache": torch.zeros(2, 2, 20, 8),
+        "v_cache": torch.zeros(2, 2, 20, 8),
+    }
+    with pytest.raises(ValueError, match=f"{name}: expected a contiguous tensor, got strides"):
+        rope_write(**arguments | {name: change}, row_start=0, implementation="triton")
+
+
+def test_what_the_kernels_cannot_take_is_refused():
+    x = torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="weight: expected a contiguous tensor"):
+        rms_norm(x, torch.ones(16)[::2], 1e-5, "triton")
+    for call in (
+        lambda: rms_norm(x.double(), torch.ones(8).double(), 1e-5, "triton"),
+        lambda: silu_mul(x.double(), "triton"),
+    ):
+        with pytest.raises(ValueError, match="expected float16, bfloat16 or float32"):
+            call()
+
+
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (torch.ones(2, 8).int(), "a floating-point tensor"),
+        (torch.tensor(1.0), "got shape \\[\\]"),
+        (torch.ones(2, 0), "holds elements"),
+        ([1.0, 2.0], "a tensor, got list"),
+    ],
+)
+def test_rows_that_are_none_are_refused(x, expected, implementation):
+    weight = torch.ones(8)
+    for call in (
+        lambda: rms_norm(x, weight, 1e-5, implementation),
+        lambda: add_rms_norm(x, x, weight, 1e-5, implementation),
+        lambda: silu_mul(x, implementation),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            call()

@@ -163,6 +163,11 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("v_cache", CACHE[:, :1], "shape [2, 2, 19, 8], got [2, 1, 19, 8]"),
     ("v_cache", CACHE.double(), "torch.float32, got torch.float64"),
     ("v_cache", CACHE.to("meta"), "a tensor on cpu, got one on meta"),
+    ("qkv", torch.zeros(2, 5, 10, 15), "an even head_dim, got 15"),
+    ("cos", torch.zeros(0, 4), "a tensor that holds elements, got shape [0, 4]"),
+    ("cos", torch.tensor(1.0), "[P, head_dim / 2], got shape []"),
+    ("positions", torch.full((2, 5), 40), "0..39, got [[40, 40"),
+    ("positions", torch.full((2, 5), -1), "0..39, got [[-1, -1"),
     ("row_start", -1, "0..14 for 5 rows in a cache of 19, got -1"),
     ("row_start", 15, "0..14 for 5 rows in a cache of 19, got 15"),
     ("implementation", "cuda", f"one of {sorted(IMPLEMENTATIONS)}, got 'cuda'"),
@@ -176,3 +181,22 @@ def test_a_bad_argument_is_named_with_expected_and_got(name, value, expected):
         rope_write(**{**arguments, name: value})
     assert arguments["k_cache"].isnan().all()
     assert arguments["v_cache"].isnan().all()
+
+
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("element", [0, 63])
+def test_a_value_that_is_not_finite_moves_into_its_key(value, element, implementation):
+    """So that it spoils the rows that see it, and no others through a weight of 0."""
+    plain, spoiled = make((9, 3, 64), torch.float16), make((9, 3, 64), torch.float16)
+    spoiled["qkv"][1, 2, 9 + 3 + 1, element] = value  # the value of key/value head 1
+    results = [
+        rope_write(**arguments, implementation=implementation) for arguments in (plain, spoiled)
+    ]
+    place = (1, 1, ROW_START + 2)
+    assert spoiled["k_cache"][place].isnan().all()
+    assert not spoiled["v_cache"][place].any()
+    for name in ("k_cache", "v_cache"):
+        spoiled[name][place] = plain[name][place]
+        assert same_bits(spoiled[name], plain[name])
+    assert same_bits(*results)
