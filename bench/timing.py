@@ -244,6 +244,7 @@ def check_writable(path: Path | None) -> None:
         return
     is_new = not path.exists()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()
         if is_new:
             path.unlink()

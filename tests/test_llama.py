@@ -246,20 +246,22 @@ def test_smollm2_logits_are_as_near_to_float64_as_those_of_transformers(
         hidden = forward(engine.model, cache, chunk, start, RowTree.chain(len(chunk)))
         logits.append(engine.model.logits(hidden))
     error = (torch.cat(logits) - exact).abs()
-    # Which row has a large error is chance: between their own two kinds of attention one row's differs
-    # by up to three times. How large the largest, the second largest, ... is, is not.
+    # Which row has a large error is chance, and differs from processor to processor: between their own
+    # two kinds of attention one row's differs by up to three times. How large the largest is, and an
+    # ordinary one, is not.
     for name, of_rows in (
         ("largest", lambda error: error.amax(1)),
         ("root mean square", lambda error: error.square().mean(1).sqrt()),
     ):
-        ratios = of_rows(error).sort().values / of_rows(their_error).sort().values
-        same_row = of_rows(error) / of_rows(their_error)
+        ours, theirs_ = of_rows(error), of_rows(their_error)
         print(
-            f"{name} error of a row over theirs: at most {ratios.max():.2f} in order of size, "
-            f"{same_row.max():.2f} in one row, {same_row.median():.2f} in the middle"
+            f"{name} error of a row over theirs: {ours.max() / theirs_.max():.2f} of the largest, "
+            f"{ours.mean() / theirs_.mean():.2f} of the mean, {(ours / theirs_).median():.2f} in the "
+            "middle"
         )
-        assert ratios.max() <= 2
-        assert same_row.median() <= 1.5
+        assert ours.max() <= 2 * theirs_.max()
+        assert ours.mean() <= 1.5 * theirs_.mean()
+        assert (ours / theirs_).median() <= 1.5
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
