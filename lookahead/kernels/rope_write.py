@@ -31,8 +31,8 @@ def rope_write(
     """Rotate queries and keys by their positions; store keys and values of row r at row_start + r.
 
     Element i of a head is paired with element i + head_dim / 2. Computed in the dtype of the tables and
-    rounded once. A row's value head that is not all finite is stored as zeros and its key as NaN, so
-    that in `attend` it spoils the rows that see it and no others.
+    rounded once. Of keys and values, elements that are not finite are stored as 0 and the queries of
+    their row become NaN: the row spoils itself, and in `attend` nobody meets an infinity with weight 0.
 
     Args:
         qkv: [B, T, num_q_heads + 2 * num_kv_heads, head_dim]: query, key and value heads in this order.

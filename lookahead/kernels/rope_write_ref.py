@@ -22,9 +22,9 @@ def rope_write_ref(
         [first * row_cos - second * row_sin, second * row_cos + first * row_sin], dim=-1
     ).to(qkv.dtype)
     queries, keys = rotated.split([num_heads - 2 * num_kv_heads, num_kv_heads], dim=2)
-    is_finite = values.isfinite().all(-1, keepdim=True)
-    keys = torch.where(is_finite, keys, float("nan"))
-    values = torch.where(is_finite, values, 0.0)
-    k_cache[:, :, row_start : row_start + num_rows] = keys.transpose(1, 2)
-    v_cache[:, :, row_start : row_start + num_rows] = values.transpose(1, 2)
-    return queries
+    # 0 where all of a row is finite, else NaN
+    spoiled = keys.sum((2, 3), keepdim=True).add_(values.sum((2, 3), keepdim=True)).mul_(0.0)
+    written = slice(row_start, row_start + num_rows)
+    for cache, rows in ((k_cache, keys), (v_cache, values)):
+        cache[:, :, written] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(1, 2)
+    return queries + spoiled

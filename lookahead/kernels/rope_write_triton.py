@@ -1,4 +1,4 @@
-"""`rope_write` in Triton: one program a row and head."""
+"""`rope_write` in Triton: one program a row, for a row spoils its queries by its keys and values."""
 
 import torch
 import triton
@@ -22,44 +22,51 @@ def rotate_and_store(
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):
-    """Rotate a query or key head, or copy a value head, to where it belongs."""
+    """Rotate a row's query and key heads, and write keys and values to where they belong."""
     row = tl.program_id(0)  # of all sequences' rows
-    head = tl.program_id(1)
     sequence = row // num_rows
-    dim = tl.arange(0, BLOCK)
-    inside = dim < HALF
-    source = (row.to(tl.int64) * (NUM_Q_HEADS + 2 * NUM_KV_HEADS) + head) * (2 * HALF) + dim
-    first = tl.load(qkv_ptr + source, mask=inside, other=0.0)  # [BLOCK]
-    second = tl.load(qkv_ptr + source + HALF, mask=inside, other=0.0)
-    if head < NUM_Q_HEADS + NUM_KV_HEADS:
-        angle = tl.load(positions_ptr + row).to(tl.int64) * HALF + dim
-        cos = tl.load(cos_ptr + angle, mask=inside, other=0.0)
-        sin = tl.load(sin_ptr + angle, mask=inside, other=0.0)
-        x, y = first.to(tl.float32), second.to(tl.float32)
-        first = (x * cos - y * sin).to(first.dtype)
-        second = (y * cos + x * sin).to(second.dtype)
-    if head >= NUM_Q_HEADS:
-        is_value = head >= NUM_Q_HEADS + NUM_KV_HEADS
-        value = qkv_ptr + source + tl.where(is_value, 0, NUM_KV_HEADS * (2 * HALF))
-        x = tl.load(value, mask=inside, other=0.0).to(tl.float32)
-        y = tl.load(value + HALF, mask=inside, other=0.0).to(tl.float32)
-        is_finite = tl.min(((x - x == 0.0) & (y - y == 0.0)).to(tl.int32), 0) == 1
-        spoiled = tl.where(is_value, 0.0, float("nan"))
-        first = tl.where(is_finite, first, spoiled.to(first.dtype))
-        second = tl.where(is_finite, second, spoiled.to(second.dtype))
-    cache_head = (head - NUM_Q_HEADS) % NUM_KV_HEADS
+    head = tl.arange(0, BLOCK_H)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    num_rotated: tl.constexpr = NUM_Q_HEADS + NUM_KV_HEADS
+    in_head = dim < HALF
+    inside = (head < num_rotated + NUM_KV_HEADS) & in_head
+    source = qkv_ptr + row.to(tl.int64) * (num_rotated + NUM_KV_HEADS) * (2 * HALF)
+    source += head * (2 * HALF) + dim
+    x = tl.load(source, mask=inside, other=0.0)  # [H, D]
+    y = tl.load(source + HALF, mask=inside, other=0.0)
+    angle = tl.load(positions_ptr + row).to(tl.int64) * HALF + dim
+    cos = tl.load(cos_ptr + angle, mask=in_head, other=0.0)  # [1, D]
+    sin = tl.load(sin_ptr + angle, mask=in_head, other=0.0)
+    wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+    first = tl.where(head < num_rotated, (wide_x * cos - wide_y * sin).to(x.dtype), x)
+    second = tl.where(head < num_rotated, (wide_y * cos + wide_x * sin).to(x.dtype), y)
+
+    is_stored = head >= NUM_Q_HEADS
+    first_is_finite = first - first == 0.0
+    second_is_finite = second - second == 0.0
+    is_right = (first_is_finite & second_is_finite) | ~is_stored
+    row_is_right = tl.min(tl.min(is_right.to(tl.int32), 1), 0) == 1
+    spoiled = tl.where(row_is_right, 0.0, float("nan")).to(x.dtype)
+    first = tl.where(is_stored, tl.where(first_is_finite, first, 0.0), first + spoiled)
+    second = tl.where(is_stored, tl.where(second_is_finite, second, 0.0), second + spoiled)
+
+    is_query = inside & (head < NUM_Q_HEADS)
+    target = q_ptr + row.to(tl.int64) * NUM_Q_HEADS * (2 * HALF) + head * (2 * HALF) + dim
+    tl.store(target, first, mask=is_query)
+    tl.store(target + HALF, second, mask=is_query)
+    cache_head = (head - NUM_Q_HEADS + NUM_KV_HEADS) % NUM_KV_HEADS
     cache_row = (sequence.to(tl.int64) * NUM_KV_HEADS + cache_head) * cache_rows
     cache_row += row_start + row % num_rows
-    if head < NUM_Q_HEADS:
-        target = q_ptr + (row.to(tl.int64) * NUM_Q_HEADS + head) * (2 * HALF) + dim
-    elif head < NUM_Q_HEADS + NUM_KV_HEADS:
-        target = k_ptr + cache_row * (2 * HALF) + dim
-    else:
-        target = v_ptr + cache_row * (2 * HALF) + dim
-    tl.store(target, first, mask=inside)
-    tl.store(target + HALF, second, mask=inside)
+    place = cache_row * (2 * HALF) + dim
+    is_key = inside & is_stored & (head < num_rotated)
+    tl.store(k_ptr + place, first, mask=is_key)
+    tl.store(k_ptr + place + HALF, second, mask=is_key)
+    is_value = inside & (head >= num_rotated)
+    tl.store(v_ptr + place, first, mask=is_value)
+    tl.store(v_ptr + place + HALF, second, mask=is_value)
 
 
 def rope_write_triton(
@@ -78,7 +85,7 @@ def rope_write_triton(
     qkv, positions = qkv.contiguous(), positions.contiguous()
     check_launch(qkv=qkv, cos=cos, sin=sin, k_cache=k_cache, v_cache=v_cache)
     queries = qkv.new_empty((batch, num_rows, num_q_heads, head_dim))
-    rotate_and_store[(batch * num_rows, num_heads)](
+    rotate_and_store[(batch * num_rows,)](
         qkv_ptr=qkv,
         cos_ptr=cos,
         sin_ptr=sin,
@@ -92,7 +99,8 @@ def rope_write_triton(
         NUM_Q_HEADS=num_q_heads,
         NUM_KV_HEADS=num_kv_heads,
         HALF=head_dim // 2,
-        BLOCK=triton.next_power_of_2(head_dim // 2),
-        num_warps=1,
+        BLOCK_H=triton.next_power_of_2(num_heads),
+        BLOCK_D=triton.next_power_of_2(head_dim // 2),
+        num_warps=8,
     )
     return queries

@@ -216,15 +216,13 @@ def canonical_case(shape: tuple[int, int, int], length: int, num_kv_heads: int =
     return case.to(torch.float16)
 
 
-def check_spoiled_key(case: Case, implementation: str) -> None:
-    """One step row's key becomes NaN: so do the rows that see it, and no others change."""
-    before, tree = case.run(implementation), case.layout
-    for row in (tree.num_rows // 2, 1, tree.num_rows - 1):
-        k_cache = case.k_cache.clone()
-        k_cache[:, :, case.row_start + row] = float("nan")
-        after = replace(case, k_cache=k_cache).run(implementation)
-        for other in range(tree.num_rows):
-            if tree.visibility[other][row]:
-                assert after[0, other].isnan().all()
-            else:
-                assert same_bits(after[0, other], before[0, other])
+def check_spoiled_query(case: Case, implementation: str) -> None:
+    """One row's queries become NaN: so does its output, and no other changes."""
+    before, num_rows = case.run(implementation), case.layout.num_rows
+    for row in (num_rows // 2, 1, num_rows - 1):
+        q = case.q.clone()
+        q[:, row] = float("nan")
+        after = replace(case, q=q).run(implementation)
+        others = [other for other in range(num_rows) if other != row]
+        assert after[:, row].isnan().all()
+        assert same_bits(after[:, others], before[:, others])

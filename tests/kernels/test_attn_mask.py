@@ -14,7 +14,7 @@ from attention_cases import (
     LENGTHS,
     POISON,
     check_errors,
-    check_spoiled_key,
+    check_spoiled_query,
     make_case,
     same_bits,
 )
@@ -103,8 +103,8 @@ def test_hidden_keys_and_values_do_not_leak(layout, dtype, implementation):
 
 
 @pytest.mark.parametrize("layout", ["5,4,5", "tree"])
-def test_a_key_that_is_no_number_is_felt_by_those_who_see_it_alone(layout, implementation):
-    check_spoiled_key(make_case(LAYOUTS[layout], [70]).to(torch.float32), implementation)
+def test_a_query_that_is_no_number_spoils_its_own_row_alone(layout, implementation):
+    check_spoiled_query(make_case(LAYOUTS[layout], [70]).to(torch.float32), implementation)
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 5])

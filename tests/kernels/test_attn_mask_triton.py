@@ -18,7 +18,7 @@ from attention_cases import (
     Case,
     canonical_case,
     check_matrix_errors,
-    check_spoiled_key,
+    check_spoiled_query,
     differing_rows,
     make_case,
     random_tree,
@@ -180,8 +180,10 @@ def test_paths_longer_than_a_tile(layout, group, length):
 
 
 @pytest.mark.parametrize("layout", ["5,4,5", "tree"])
-def test_a_key_that_is_no_number_is_felt_by_those_who_see_it_alone(layout):
-    check_spoiled_key(make_case(LAYOUTS[layout], [62], num_kv_heads=1).to(torch.float16), "triton")
+def test_a_query_that_is_no_number_spoils_its_own_row_alone(layout):
+    check_spoiled_query(
+        make_case(LAYOUTS[layout], [62], num_kv_heads=1).to(torch.float16), "triton"
+    )
 
 
 def test_heads_that_lie_beyond_what_32_bits_count():

@@ -185,18 +185,22 @@ def test_a_bad_argument_is_named_with_expected_and_got(name, value, expected):
 
 @pytest.mark.parametrize("implementation", ["torch", "triton"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-@pytest.mark.parametrize("element", [0, 63])
-def test_a_value_that_is_not_finite_moves_into_its_key(value, element, implementation):
-    """So that it spoils the rows that see it, and no others through a weight of 0."""
+@pytest.mark.parametrize(("head", "name"), [(9 + 1, "k_cache"), (9 + 3 + 1, "v_cache")])
+def test_a_row_that_is_not_finite_spoils_itself_alone(head, name, value, implementation):
+    """Its queries become NaN; what it stores is finite."""
     plain, spoiled = make((9, 3, 64), torch.float16), make((9, 3, 64), torch.float16)
-    spoiled["qkv"][1, 2, 9 + 3 + 1, element] = value  # the value of key/value head 1
-    results = [
-        rope_write(**arguments, implementation=implementation) for arguments in (plain, spoiled)
-    ]
+    spoiled["qkv"][1, 2, head, [3, 63]] = value
+    queries, others = (
+        rope_write(**arguments, implementation=implementation) for arguments in (spoiled, plain)
+    )
+    assert queries[1, 2].isnan().all()
+    others[1, 2] = queries[1, 2]
+    assert same_bits(queries, others)
     place = (1, 1, ROW_START + 2)
-    assert spoiled["k_cache"][place].isnan().all()
-    assert not spoiled["v_cache"][place].any()
-    for name in ("k_cache", "v_cache"):
-        spoiled[name][place] = plain[name][place]
-        assert same_bits(spoiled[name], plain[name])
-    assert same_bits(*results)
+    changed = spoiled[name][place] != plain[name][place]
+    assert changed[[3, 63]].all()
+    assert not spoiled[name][place][changed].any()
+    assert changed.sum() == (4 if name == "k_cache" else 2)  # a key's elements turn in pairs
+    for cache in ("k_cache", "v_cache"):
+        spoiled[cache][place] = plain[cache][place]
+        assert same_bits(spoiled[cache], plain[cache])
