@@ -73,6 +73,7 @@ class Engine:
         batch_size: int = 1,
         max_step_rows: int = 128,
         implementation: str = "auto",
+        exact: bool = True,
     ) -> "Engine":
         """Load a checkpoint directory and allocate every buffer.
 
@@ -86,6 +87,8 @@ class Engine:
             max_step_rows: rows that a step may have; bounds (W, N, G).
             implementation: "torch" or "triton", of the operations in `kernels/`; "auto" is Triton's on
                 a GPU. On a CPU Triton's run only in its interpreter, slowly, to check them.
+            exact: keep every mode's text the same, bit for bit; results tell whether it could be done.
+                Without it products and attention are the fastest that there are.
 
         Raises:
             InputError: one line saying what was wrong, what was expected and what to do.
@@ -117,9 +120,14 @@ class Engine:
             )
         what = f"{path} as {dtype_name(chosen_dtype)} with max_length {max_length}"
         with refuse_out_of_memory(what, chosen_device):
-            weights = load_weights(path, config, chosen_dtype, chosen_device)
             num_positions = max_length + _spare_rows(max_step_rows)
-            model = Llama(config, weights, num_positions, implementation)
+            model = Llama(
+                config,
+                load_weights(path, config, chosen_dtype, chosen_device),
+                num_positions,
+                implementation,
+                exact,
+            )
             return cls(
                 model,
                 tokenizer,

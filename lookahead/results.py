@@ -23,7 +23,8 @@ class Result:
         tokens_per_second: new_tokens / decode_seconds.
         finish_reason: "eos", "stop", "length", "context" or "interrupted".
         exact: whether the ids are promised to be those of autoregressive decoding to the bit.
-        row_block: rows of the fixed block that matrix products run on; None where there is none.
+        inexact_reason: why not; None where they are.
+        row_block: rows of the block whose bits all matrix products have; None where they are not exact.
         autoregressive, identical: with a comparison, the other mode's result and whether the ids are
             the same.
     """
@@ -46,8 +47,9 @@ class Result:
     ngram: int
     guesses: int
     seed: int
-    exact: bool = False
-    row_block: int | None = None
+    exact: bool
+    inexact_reason: str | None
+    row_block: int | None
     autoregressive: "Result | None" = None
     identical: bool | None = None
 

@@ -67,12 +67,14 @@ class StepOutput(NamedTuple):
         counts: [B] int64; 0 for a sequence that was finished before.
         finished: [B] bool, after the step.
         finite: [B] bool, whether the logits that were used are finite.
+        logits: [B, D, vocab] those that each emitted token is the choice of; None unless asked for.
     """
 
     emitted: torch.Tensor
     counts: torch.Tensor
     finished: torch.Tensor
     finite: torch.Tensor
+    logits: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ class _Plan:
             layout.last_level_rows, dtype=torch.int64, device=device
         )
         self.paths = torch.tensor(layout.candidate_paths, device=device)
+        # Row number -> its place among the rows with logits.
+        self.logit_places = torch.zeros(layout.num_rows, dtype=torch.int64, device=device)
+        self.logit_places[self.logit_rows] = torch.arange(len(self.logit_rows), device=device)
 
 
 class Step:
@@ -127,6 +132,11 @@ class Step:
         self._plan = cache(
             lambda guesses: _Plan(LookaheadLayout(config.window, config.ngram, guesses), device)
         )
+        sizes = [LookaheadLayout(config.window, config.ngram, n) for n in self._guess_counts()]
+        model.prepare(
+            [batch_size * layout.num_rows for layout in sizes],
+            [batch_size * len(layout.logit_rows) for layout in sizes],
+        )
 
     @torch.inference_mode()
     def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
@@ -143,7 +153,9 @@ class Step:
             self._insert_prompt(sequence, len(prompt))
 
     @torch.inference_mode()
-    def run(self, trace: Callable[[StepRecord], None] | None = None) -> StepOutput:
+    def run(
+        self, trace: Callable[[StepRecord], None] | None = None, keep_logits: bool = False
+    ) -> StepOutput:
         """Run one step of every unfinished sequence; `trace` is given each one's record."""
         state = self.state
         current = state.current
@@ -158,7 +170,8 @@ class Step:
         hidden = self.model.forward(
             tokens, positions, layout, self.kv_cache, state.lengths, live_rows
         )
-        chosen, is_finite = greedy(self.model.logits(hidden[:, plan.logit_rows]))
+        logits = self.model.logits(hidden[:, plan.logit_rows])
+        chosen, is_finite = greedy(logits)
         choices = chosen.new_zeros(tokens.shape)
         choices[:, plan.logit_rows] = chosen
         verdict = verify(tokens, choices, plan.paths, live)
@@ -169,7 +182,11 @@ class Step:
         row_is_finite = is_finite.new_ones(tokens.shape)
         row_is_finite[:, plan.logit_rows] = is_finite
         finite = (row_is_finite.gather(1, verdict.rows) | ~kept).all(1)
-        output = StepOutput(verdict.emitted, counts, finished, finite)
+        kept_logits = None
+        if keep_logits:
+            places = plan.logit_places[verdict.rows].unsqueeze(2)
+            kept_logits = logits.gather(1, places.expand(-1, -1, logits.shape[2]))
+        output = StepOutput(verdict.emitted, counts, finished, finite, kept_logits)
         if trace is not None:
             self._record(trace, layout, tokens, positions, live, origins, verdict, output)
 
@@ -182,6 +199,11 @@ class Step:
         if self.config.window:
             self.window.shift(choices[:, plan.last_level_rows], state.current)
         return output
+
+    def _guess_counts(self) -> range:
+        """All that `_guesses_to_run` may say."""
+        most = self.config.guesses
+        return range(most + 1) if self.model.device.type == "cpu" else range(most, most + 1)
 
     def _guesses_to_run(self, live: torch.Tensor) -> int:
         """Candidates a step has rows for. On a CPU, where the host can look at no cost, rows that hold
@@ -196,14 +218,19 @@ class Step:
         return torch.cat([first, candidates[:, : layout.guesses].flatten(1)], dim=1)
 
     def _cut(self, verdict: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
-        """Counts of emitted tokens [B] and finished [B]: cut behind the first end-of-text id and at the
-        limit."""
+        """Counts of emitted tokens [B] and finished [B]: cut behind the first end-of-text id, at the
+        limit, and where the model's rows end to be exact."""
         state = self.state
         offsets = torch.arange(verdict.emitted.shape[1], device=verdict.emitted.device)
         is_eos = (verdict.emitted.unsqueeze(2) == self.eos_ids).any(2)
         behind_eos = is_eos.cumsum(1) - is_eos.long() > 0
         room = state.limits - state.lengths - 1
-        kept = offsets < torch.minimum(verdict.counts, room).unsqueeze(1)
+        most = torch.minimum(verdict.counts, room)
+        if self.model.emit_block is not None:
+            most = torch.minimum(
+                most, self.model.emit_block - state.lengths % self.model.emit_block
+            )
+        kept = offsets < most.unsqueeze(1)
         kept &= ~behind_eos & ~state.finished.unsqueeze(1)
         counts = kept.sum(1)
         return counts, state.finished | (kept & is_eos).any(1) | (counts >= room)

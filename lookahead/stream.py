@@ -155,4 +155,7 @@ class Stream:
             ngram=config.ngram,
             guesses=config.guesses,
             seed=request.seed,
+            exact=model.inexact_reason is None,
+            inexact_reason=model.inexact_reason,
+            row_block=model.row_block,
         )

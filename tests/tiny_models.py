@@ -5,7 +5,7 @@ that whatever is read before it was written shows.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -73,6 +73,9 @@ class ScriptedModel:
         self.script = script
         self.dtype = torch.float64
         self.device = CPU
+        self.inexact_reason = "a script computes nothing"
+        self.row_block = None
+        self.emit_block = None
         self.config = ModelConfig(
             vocab_size=vocab_size,
             hidden_size=1,
@@ -116,6 +119,9 @@ class ScriptedModel:
                 path = tuple(int(token) for token in keys[sequence, seen].tolist())
                 hidden[sequence, row, 0] = self.script(path)
         return hidden
+
+    def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
+        """Nothing depends on how many rows run."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., 1] -> [..., vocab], one-hot."""

@@ -19,6 +19,8 @@ from lookahead.layout import RowTree
 IMPLEMENTATIONS = {
     "torch": "attn_mask_ref:attend_ref",
     "triton": "attn_mask_launch:attend_triton",
+    "canonical": "attn_mask_cpu:attend_canonical",
+    "sdpa": "attn_mask_sdpa:attend_sdpa",
 }
 
 
@@ -50,7 +52,8 @@ def attend(
         row_start: index of row 0's key in the cache; row_start + T <= C.
         live_rows: [B] int; rows from this number on are dead: no live row may have one on its path,
             their queries and keys are not read and their output is 0.
-        implementation: which implementation runs.
+        implementation: "torch" is the specification, "triton" the kernel; on a CPU "canonical" has the
+            kernel's order of keys, "sdpa" none.
 
     Returns:
         [B, T, num_q_heads, head_dim] of q's dtype.

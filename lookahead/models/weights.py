@@ -36,7 +36,7 @@ class LlamaWeights:
     """All parameters; `head` is the very tensor `embedding` where the checkpoint ties them."""
 
     embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: list[LayerWeights]
     norm: torch.Tensor
     head: torch.Tensor
 
@@ -53,7 +53,7 @@ class LlamaWeights:
         hidden, intermediate = config.hidden_size, config.intermediate_size
         num_heads = config.num_q_heads + 2 * config.num_kv_heads
         attention_size = config.num_q_heads * config.head_dim
-        layers = tuple(
+        layers = [
             LayerWeights(
                 input_norm=tensor(hidden),
                 qkv=linear(num_heads * config.head_dim, hidden, config.attention_bias),
@@ -63,7 +63,7 @@ class LlamaWeights:
                 down=linear(hidden, intermediate, config.mlp_bias),
             )
             for _ in range(config.num_layers)
-        )
+        ]
         embedding = tensor(config.vocab_size, hidden)
         head = embedding if config.tie_word_embeddings else tensor(config.vocab_size, hidden)
         return cls(embedding, layers, tensor(hidden), head)

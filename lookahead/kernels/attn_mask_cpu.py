@@ -1,0 +1,269 @@
+"""Attention on a CPU by the library's fused kernel, in canonical key order.
+
+Keys are numbered by absolute position and cut into blocks of BLOCK. A row that can be emitted sums the
+whole blocks below the committed length in one call, and in another the block that it stands in: its
+keys are gathered along the row's own path to their absolute places, the places behind the row hidden.
+Both calls have the shape that they have for the autoregressive row, with a number of rows that gives
+the same bits (`row_blocks.py`), and the two results are merged. So an emitted row's bits depend on its
+own path only, as long as its position lies in the block of the committed length: further a step must
+not emit. The other rows of a window take what follows the whole blocks in one call, in any order.
+"""
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import torch
+
+from lookahead.kernels.row_blocks import Operation, fits, in_blocks, is_sound, pad_rows
+from lookahead.layout import LookaheadLayout, RowTree
+
+BLOCK = 128
+ROW_BLOCKS = (32, 24, 16, 8, 1)
+
+
+def attend_canonical(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    layout: RowTree,
+    row_start: int,
+    live_rows: torch.Tensor,
+) -> torch.Tensor:
+    """See `attend`. Partial sums are rounded to q's dtype. The output of a candidate's row, or of any
+    row of another tree, is undefined where it stands beyond the block of the committed length."""
+    if q.device.type != "cpu":
+        raise ValueError(f"q: expected a tensor on a CPU, got one on {q.device}")
+    out = torch.zeros_like(q)
+    counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
+    for sequence, (length, live) in enumerate(counts):
+        if live:
+            caches = k_cache[sequence], v_cache[sequence]
+            places = _places(layout, live, length, row_start, q.dtype)
+            out[sequence, :live] = _attend_one(q[sequence, :live], *caches, places)
+    return out
+
+
+class _Paths(NamedTuple):
+    """The live rows of a step: those on paths that can be emitted, and the others, 1..window-1.
+
+    `rows` [P, M] are the rows of each path, filled up with row 0; number `sources[i]` of them is row
+    `targets[i]`. `sees` [window - 1, window] says which of the window's rows another row sees.
+    """
+
+    rows: torch.Tensor
+    sources: torch.Tensor
+    targets: torch.Tensor
+    window: int
+    sees: torch.Tensor
+
+
+@lru_cache(maxsize=256)
+def _paths(layout: RowTree, live: int) -> _Paths:
+    if isinstance(layout, LookaheadLayout):
+        window = min(layout.num_window_rows, live)
+        all_paths = layout.candidate_paths
+    else:
+        window = 1
+        all_paths = tuple(path for path, _ in layout.owned_paths)
+    paths = [[row for row in path if row < live] for path in all_paths]
+    paths = [path for path in paths if len(path) > 1] or [[0]]
+    longest = max(map(len, paths))
+    sources: dict[int, int] = {}
+    for number, path in enumerate(paths):
+        for depth, row in enumerate(path):
+            sources.setdefault(row, number * longest + depth)
+    sees = [layout.visibility[row][:window] for row in range(1, window)]
+    return _Paths(
+        torch.tensor([path + [0] * (longest - len(path)) for path in paths]),
+        torch.tensor(list(sources.values())),
+        torch.tensor(list(sources)),
+        window,
+        torch.tensor(sees, dtype=torch.bool).view(-1, window),
+    )
+
+
+class _Places(NamedTuple):
+    """Where the keys of a step's rows stand.
+
+    `prefix` keys lie in whole blocks. `own` [P * BLOCK] are indices of the block that follows, along
+    each path, `own_mask` [1, 1, rows, BLOCK]; `others` and `others_mask` are those of the other rows.
+    """
+
+    paths: _Paths
+    prefix: int
+    own: torch.Tensor
+    own_mask: torch.Tensor
+    others: torch.Tensor
+    others_mask: torch.Tensor
+
+
+@lru_cache(maxsize=64)
+def _places(layout: RowTree, live: int, length: int, row_start: int, dtype: torch.dtype) -> _Places:
+    paths = _paths(layout, live)
+    prefix = length // BLOCK * BLOCK
+    offset = length - prefix
+    num_paths, longest = paths.rows.shape
+    own = torch.full((num_paths, BLOCK), row_start)
+    own[:, :offset] = torch.arange(prefix, length)
+    fitting = min(longest, BLOCK - offset)
+    own[:, offset : offset + fitting] += paths.rows[:, :fitting]
+    depths = torch.arange(max(longest, ROW_BLOCKS[0])).unsqueeze(1)
+    is_hidden = torch.arange(BLOCK) > offset + depths
+    num_others = paths.window + -(offset + paths.window) % 16  # a whole number of vectors
+    others = torch.full((offset + num_others,), row_start)
+    others[:offset] = torch.arange(prefix, length)
+    others[offset : offset + paths.window] += torch.arange(paths.window)
+    others_hidden = torch.ones(paths.window - 1, offset + num_others, dtype=torch.bool)
+    others_hidden[:, :offset] = False
+    others_hidden[:, offset : offset + paths.window] = ~paths.sees
+    masks = (
+        torch.zeros(1, 1, *hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+        for hidden in (is_hidden, others_hidden)
+    )
+    return _Places(paths, prefix, own.flatten(), next(masks), others, next(masks))
+
+
+def _attend_one(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, places: _Places
+) -> torch.Tensor:
+    """One sequence's live rows: q [T, num_q_heads, head_dim], caches [num_kv_heads, C, head_dim]."""
+    paths = places.paths
+    num_paths = len(paths.rows)
+    keys, values = (_gather(part, places.own, num_paths) for part in (k_cache, v_cache))
+    out, weight = _attend_rows(q[paths.rows], keys, values, places.own_mask)
+    out, weight = out.flatten(0, 1), weight.flatten(0, 1)
+    if len(q) > 1:
+        own_out, own_weight = out, weight
+        out, weight = q.new_empty(q.shape), own_weight.new_empty(q.shape[:2])
+        out[paths.targets] = own_out[paths.sources]
+        weight[paths.targets] = own_weight[paths.sources]
+    if paths.window > 1:
+        keys, values = (_gather(part, places.others, 1) for part in (k_cache, v_cache))
+        others = slice(1, paths.window)
+        found = _fused(q[None, others], keys, values, places.others_mask)
+        out[others], weight[others] = found[0][0], found[1][0]
+    if not places.prefix:
+        return out
+    whole = slice(0, places.prefix)
+    first, first_weight = _attend_rows(q[None], k_cache[None, :, whole], v_cache[None, :, whole])
+    # In operations whose every element is rounded alone: sigmoid and lerp depend on its place.
+    share = (first_weight[0] - weight).contiguous().exp_().add_(1.0).reciprocal_()
+    wide, first_wide = out.to(share.dtype), first[0].to(share.dtype)
+    return (wide - first_wide).mul_(share.unsqueeze(-1)).add_(first_wide).to(q.dtype)
+
+
+def _gather(cache_part: torch.Tensor, places: torch.Tensor, calls: int) -> torch.Tensor:
+    """[num_kv_heads, C, head_dim] -> [calls, num_kv_heads, keys of a call, head_dim]."""
+    num_kv_heads, _, head_dim = cache_part.shape
+    gathered = cache_part.index_select(1, places)
+    return gathered.view(num_kv_heads, calls, -1, head_dim).transpose(0, 1)
+
+
+def _fused(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [calls, rows, num_q_heads, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
+    (output like q, logarithm of the sum of weights [calls, rows, num_q_heads]).
+
+    The operation behind `scaled_dot_product_attention`, for that does not tell the logarithms.
+    """
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q.transpose(1, 2), keys, values, attn_mask=mask
+    )
+    return found[0].transpose(1, 2), found[1].transpose(1, 2)
+
+
+def is_available() -> bool:
+    """Whether this torch has the operation that `attend_canonical` needs."""
+    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def _attend_rows(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_fused` with a number of rows that gives the bits of a block; of the mask [1, 1, rows, keys] as
+    many rows as are needed are used."""
+    calls, count = q.shape[:2]
+    num_kv_heads, num_keys, head_dim = keys.shape[1:]
+    sizes = (q.shape[2], num_kv_heads, num_keys, head_dim)
+    kind = _Kind(*sizes, q.dtype, mask is not None, torch.get_num_threads())
+
+    def run(rows: torch.Tensor, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        part = None if mask is None else mask[:, :, start : start + rows.shape[1]]
+        return _fused(rows, keys, values, part)
+
+    padded = _fitting_count(kind, calls, count)
+    if padded == count:
+        return run(q)
+    if padded is not None:
+        out, weight = run(pad_rows(q, padded))
+        return out[:, :count], weight[:, :count]
+    if calls > 1:
+        parts = [
+            _attend_rows(q[[call]], keys[[call]], values[[call]], mask) for call in range(calls)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    starts = iter(range(0, count, _row_block(kind)))
+    found = in_blocks(lambda rows: run(rows, next(starts)), q, _row_block(kind))
+    return found[0], found[1]
+
+
+class _Kind(NamedTuple):
+    """What, beside the numbers of calls and rows, the library may choose its arithmetic by."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    num_keys: int
+    head_dim: int
+    dtype: torch.dtype
+    has_mask: bool
+    num_threads: int
+
+
+@cache
+def _row_block(kind: _Kind) -> int:
+    """The largest block of rows in which a row's bits depend on it alone."""
+    operation, draw = _trial(kind)
+    return next(block for block in ROW_BLOCKS if is_sound(operation, draw(block), block))
+
+
+@cache
+def _fitting_count(kind: _Kind, calls: int, count: int) -> int | None:
+    """The least number of rows, at least `count`, that gives the bits of a block; None if a call must
+    be cut."""
+    operation, draw = _trial(kind)
+    block = _row_block(kind)
+    for padded in range(count, max(count, block) + 1):
+        if fits(operation, draw(padded), calls, block):
+            return padded
+    return None
+
+
+def _trial(kind: _Kind) -> tuple[Operation, Callable[[int], torch.Tensor]]:
+    """An operation of this kind over keys and values that cancel, and rows for it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    half = kind.num_keys // 2
+    place = torch.randperm(kind.num_keys, generator=generator)
+    shape = (1, kind.num_kv_heads, kind.num_keys, kind.head_dim)
+    keys, values = draw(*shape), draw(*shape)
+    keys[:, :, place[half : 2 * half]] = keys[:, :, place[:half]]
+    values[:, :, place[half : 2 * half]] = -values[:, :, place[:half]]
+    keys, values = keys.to(kind.dtype), values.to(kind.dtype)
+    mask = None
+    if kind.has_mask:
+        mask = torch.zeros(1, 1, 1, kind.num_keys, dtype=kind.dtype)
+        mask[..., place[[0, half]]] = float("-inf")
+
+    def operation(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        calls, count = rows.shape[:2]
+        row_mask = None if mask is None else mask.expand(-1, -1, count, -1).contiguous()
+        all_keys, all_values = (part.expand(calls, -1, -1, -1) for part in (keys, values))
+        return _fused(rows, all_keys, all_values, row_mask)
+
+    return operation, lambda count: draw(count, kind.num_q_heads, kind.head_dim).to(kind.dtype)

@@ -1,0 +1,49 @@
+"""Attention by torch's own operation over the whole context at once: fast, but in no fixed order."""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from lookahead.layout import RowTree
+
+
+def attend_sdpa(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    layout: RowTree,
+    row_start: int,
+    live_rows: torch.Tensor,
+) -> torch.Tensor:
+    """See `attend`. The step's keys and values are copied behind the committed ones, to
+    lengths[b] + row, where nothing is kept: lengths[b] + T must be at most C."""
+    out = torch.zeros_like(q)
+    counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
+    for sequence, (length, live) in enumerate(counts):
+        if not live:
+            continue
+        for part in (k_cache[sequence], v_cache[sequence]):
+            if length != row_start:
+                part[:, length : length + live] = part[:, row_start : row_start + live].clone()
+        found = F.scaled_dot_product_attention(
+            q[sequence : sequence + 1, :live].transpose(1, 2),
+            k_cache[sequence : sequence + 1, :, : length + live],
+            v_cache[sequence : sequence + 1, :, : length + live],
+            attn_mask=_mask(layout, live, length, q.dtype, q.device) if live > 1 else None,
+            enable_gqa=True,
+        )
+        out[sequence, :live] = found[0].transpose(0, 1)
+    return out
+
+
+@lru_cache(maxsize=64)
+def _mask(
+    layout: RowTree, live: int, length: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[live, length + live]: 0 where a row sees a key, else -infinity."""
+    hidden = ~torch.tensor(layout.visibility)[:live, :live]
+    mask = torch.zeros(live, length + live, dtype=dtype)
+    mask[:, length:].masked_fill_(hidden, float("-inf"))
+    return mask.to(device)

@@ -1,0 +1,171 @@
+"""Matrix products, and the one rule by which a row's bits do not depend on how many rows run together.
+
+An exact product has the bits of calls of one block of rows: another number of rows is run as it is
+where a trial finds the block's bits, else filled up or cut. The rule follows from shapes, dtype,
+device, threads and library, never from timing or from what is decoded. On a CPU weights are laid out
+as the library wants them, once. Knows nothing of layers.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import cache, cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from lookahead.kernels.row_blocks import Operation, fits, in_blocks, is_sound, pad_rows
+
+# A CPU takes longer for every row, a GPU is idle below its block.
+CPU_BLOCKS = (32, 24, 16, 8, 1)
+GPU_BLOCKS = (128,)
+# A trial's weights repeat so many features: what it looks at are the rows.
+TRIAL_FEATURES = 64
+
+
+class Product:
+    """A function of rows, [..., in] -> [..., out]: x @ weight.T + bias.
+
+    Keeps the weight it is given only where the library has no layout of its own for it.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, exact: bool) -> None:
+        self.exact = exact
+        self._run = _runner(weight, bias, exact)
+        self._out_size, self._in_size = weight.shape
+        self._has_bias = bias is not None
+        self._dtype, self._device = weight.dtype, weight.device
+
+    @property
+    def row_block(self) -> int | None:
+        """Rows of the block whose bits all calls have; None if they have none in common."""
+        return self._rule.block if self.exact else None
+
+    def prepare(self, counts: Iterable[int]) -> None:
+        """Try these numbers of rows now rather than when they first come."""
+        if self.exact:
+            self._rule.prepare(counts)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self._in_size)
+        return self._product(rows).view(*x.shape[:-1], self._out_size)
+
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if not self.exact or self._rule.block is None:
+            return self._run(rows)
+        padded = self._rule.fitting(count)
+        if padded == count:
+            return self._run(rows)
+        if padded is not None:
+            return self._run(pad_rows(rows[None], padded)[0])[:count]
+        return in_blocks(_as_operation(self._run), rows[None], self._rule.block)[0][0]
+
+    @property
+    def _rule(self) -> "_Rule":
+        sizes = (self._out_size, self._in_size, self._has_bias)
+        return _rule(_Kind(*sizes, self._dtype, self._device, torch.get_num_threads()))
+
+
+def _runner(
+    weight: torch.Tensor, bias: torch.Tensor | None, exact: bool
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The fastest product [rows, in] -> [rows, out] that there is for this weight."""
+    # float32 gains nothing by a layout but that two rows have the bits of many: plain ones are sixteen.
+    if _can_be_laid_out(weight.device, weight.dtype) and (exact or weight.dtype != torch.float32):
+        # The number of rows is a hint: laid out for one row, all numbers of rows are fast.
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
+        pointwise = torch.ops.mkldnn._linear_pointwise
+        return lambda rows: pointwise(rows, laid_out, bias, "none", [], "")
+    return lambda rows: F.linear(rows, weight, bias)
+
+
+@cache
+def _can_be_laid_out(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch has oneDNN's layouts, under names of its own, and this CPU the arithmetic."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    operations = torch.ops.mkldnn
+    if not all(hasattr(operations, n) for n in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    if dtype == torch.float32:
+        return True
+    names = {
+        torch.bfloat16: "_is_mkldnn_bf16_supported",
+        torch.float16: "_is_mkldnn_fp16_supported",
+    }
+    is_supported = getattr(operations, names.get(dtype, ""), None)
+    return is_supported is not None and bool(is_supported())
+
+
+class _Kind(NamedTuple):
+    """What, beside the number of rows, the library may choose its arithmetic by."""
+
+    out_size: int
+    in_size: int
+    has_bias: bool
+    dtype: torch.dtype
+    device: torch.device
+    num_threads: int
+
+
+@cache
+def _rule(kind: _Kind) -> "_Rule":
+    return _Rule(kind)
+
+
+class _Rule:
+    """Which numbers of rows have the same bits, for all products of one kind; found by trial."""
+
+    def __init__(self, kind: _Kind) -> None:
+        self._kind = kind
+        self._fitting: dict[int, int | None] = {}
+
+    @cached_property
+    def block(self) -> int | None:
+        blocks = CPU_BLOCKS if self._kind.device.type == "cpu" else GPU_BLOCKS
+        operation, rows = _trial(self._kind, max(blocks))
+        return next((block for block in blocks if is_sound(operation, rows, block)), None)
+
+    def fitting(self, count: int) -> int | None:
+        """The least number of rows, at least `count`, that has the block's bits; None if a call must be
+        cut."""
+        if count not in self._fitting:
+            self.prepare([count])
+        return self._fitting[count]
+
+    def prepare(self, counts: Iterable[int]) -> None:
+        """Find `fitting` for these counts over one trial's weights."""
+        missing = sorted(set(counts) - set(self._fitting))
+        if not missing or self.block is None:
+            return
+        block = self.block
+        operation, rows = _trial(self._kind, max(*missing, block))
+        tried: dict[int, bool] = {block: True}
+        for count in missing:
+            self._fitting[count] = None
+            for padded in range(count, max(count, block) + 1):
+                if padded not in tried:
+                    tried[padded] = fits(operation, rows[:padded], 1, block)
+                if tried[padded]:
+                    self._fitting[count] = padded
+                    break
+
+
+def _as_operation(run: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
+    return lambda rows: (run(rows[0])[None],)
+
+
+def _trial(kind: _Kind, num_rows: int) -> tuple[Operation, torch.Tensor]:
+    """A product of this kind, and rows whose every sum would be 0 if it were not rounded."""
+    generator = torch.Generator().manual_seed(0)
+    half = kind.in_size // 2
+    place = torch.randperm(kind.in_size, generator=generator)
+    first, second = place[:half], place[half : 2 * half]
+    rows = torch.randn(num_rows, kind.in_size, generator=generator)
+    weight = torch.randn(TRIAL_FEATURES, kind.in_size, generator=generator)
+    rows[:, second] = rows[:, first]
+    weight[:, second] = -weight[:, first]
+    weight = weight.to(kind.device, kind.dtype)
+    weight = weight.repeat(-(-kind.out_size // TRIAL_FEATURES), 1)[: kind.out_size].contiguous()
+    bias = weight.new_zeros(kind.out_size) if kind.has_bias else None
+    return _as_operation(_runner(weight, bias, exact=True)), rows.to(kind.device, kind.dtype)
