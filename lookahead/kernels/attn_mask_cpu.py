@@ -14,11 +14,19 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import Operation, fits, in_blocks, is_sound, pad_rows
+from lookahead.kernels.row_blocks import (
+    Operation,
+    counts_to_try,
+    fits,
+    in_blocks,
+    is_sound,
+    pad_rows,
+)
 from lookahead.layout import LookaheadLayout, RowTree
 
-BLOCK = 128
+BLOCK = 64
 ROW_BLOCKS = (32, 24, 16, 8, 1)
 
 
@@ -35,14 +43,19 @@ def attend_canonical(
     row of another tree, is undefined where it stands beyond the block of the committed length."""
     if q.device.type != "cpu":
         raise ValueError(f"q: expected a tensor on a CPU, got one on {q.device}")
-    out = torch.zeros_like(q)
+    outputs = []
     counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
     for sequence, (length, live) in enumerate(counts):
+        out = q.new_zeros(0, *q.shape[2:])
         if live:
             caches = k_cache[sequence], v_cache[sequence]
-            places = _places(layout, live, length, row_start, q.dtype)
-            out[sequence, :live] = _attend_one(q[sequence, :live], *caches, places)
-    return out
+            group = q.shape[2] // k_cache.shape[1]
+            places = _places(layout, live, length, row_start, group, q.dtype)
+            out = _attend_one(q[sequence, :live], *caches, places)
+        outputs.append(
+            out if live == q.shape[1] else F.pad(out, (0, 0, 0, 0, 0, q.shape[1] - live))
+        )
+    return torch.stack(outputs) if len(outputs) > 1 else outputs[0].unsqueeze(0)
 
 
 class _Paths(NamedTuple):
@@ -87,20 +100,22 @@ def _paths(layout: RowTree, live: int) -> _Paths:
 class _Places(NamedTuple):
     """Where the keys of a step's rows stand.
 
-    `prefix` keys lie in whole blocks. `own` [P * BLOCK] are indices of the block that follows, along
-    each path, `own_mask` [1, 1, rows, BLOCK]; `others` and `others_mask` are those of the other rows.
+    `prefix` keys lie in whole blocks. `gathered` are P * BLOCK places of the block that follows, along
+    each path, with `own_mask` [1, 1, rows, BLOCK], then those of the other rows, with `others_mask`. A
+    mask has a row for each query head of a key/value head.
     """
 
     paths: _Paths
     prefix: int
-    own: torch.Tensor
+    gathered: torch.Tensor
     own_mask: torch.Tensor
-    others: torch.Tensor
     others_mask: torch.Tensor
 
 
 @lru_cache(maxsize=64)
-def _places(layout: RowTree, live: int, length: int, row_start: int, dtype: torch.dtype) -> _Places:
+def _places(
+    layout: RowTree, live: int, length: int, row_start: int, group: int, dtype: torch.dtype
+) -> _Places:
     paths = _paths(layout, live)
     prefix = length // BLOCK * BLOCK
     offset = length - prefix
@@ -109,7 +124,7 @@ def _places(layout: RowTree, live: int, length: int, row_start: int, dtype: torc
     own[:, :offset] = torch.arange(prefix, length)
     fitting = min(longest, BLOCK - offset)
     own[:, offset : offset + fitting] += paths.rows[:, :fitting]
-    depths = torch.arange(max(longest, ROW_BLOCKS[0])).unsqueeze(1)
+    depths = torch.arange(longest + ROW_BLOCKS[0]).unsqueeze(1)  # rows to fill up with, too
     is_hidden = torch.arange(BLOCK) > offset + depths
     num_others = paths.window + -(offset + paths.window) % 16  # a whole number of vectors
     others = torch.full((offset + num_others,), row_start)
@@ -118,61 +133,66 @@ def _places(layout: RowTree, live: int, length: int, row_start: int, dtype: torc
     others_hidden = torch.ones(paths.window - 1, offset + num_others, dtype=torch.bool)
     others_hidden[:, :offset] = False
     others_hidden[:, offset : offset + paths.window] = ~paths.sees
-    masks = (
-        torch.zeros(1, 1, *hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        for hidden in (is_hidden, others_hidden)
-    )
-    return _Places(paths, prefix, own.flatten(), next(masks), others, next(masks))
+
+    def mask(hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden.repeat_interleave(group, dim=0)
+        return torch.zeros(1, 1, *hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+
+    gathered = own.flatten() if paths.window == 1 else torch.cat([own.flatten(), others])
+    return _Places(paths, prefix, gathered, mask(is_hidden), mask(others_hidden))
 
 
 def _attend_one(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, places: _Places
 ) -> torch.Tensor:
     """One sequence's live rows: q [T, num_q_heads, head_dim], caches [num_kv_heads, C, head_dim]."""
-    paths = places.paths
-    num_paths = len(paths.rows)
-    keys, values = (_gather(part, places.own, num_paths) for part in (k_cache, v_cache))
-    out, weight = _attend_rows(q[paths.rows], keys, values, places.own_mask)
-    out, weight = out.flatten(0, 1), weight.flatten(0, 1)
+    paths, num_kv_heads = places.paths, len(k_cache)
+    # The query heads of a key/value head become rows: [T, group, num_kv_heads, head_dim].
+    q = q.unflatten(1, (num_kv_heads, -1)).transpose(1, 2).contiguous()
+    gathered = [part.index_select(1, places.gathered) for part in (k_cache, v_cache)]
+    num_own = len(paths.rows) * BLOCK
+    keys, values = (
+        part[:, :num_own].unflatten(1, (-1, BLOCK)).transpose(0, 1) for part in gathered
+    )
+    own = q[paths.rows] if len(q) > 1 else q[None]  # [P, M, group, num_kv_heads, head_dim]
+    found = _attend_rows(own.flatten(1, 2), keys, values, places.own_mask)
+    out, weight = (part.reshape(-1, *q.shape[1 : part.dim()]) for part in found)
     if len(q) > 1:
         own_out, own_weight = out, weight
-        out, weight = q.new_empty(q.shape), own_weight.new_empty(q.shape[:2])
+        out, weight = torch.empty_like(q), weight.new_empty(q.shape[:-1])
         out[paths.targets] = own_out[paths.sources]
         weight[paths.targets] = own_weight[paths.sources]
     if paths.window > 1:
-        keys, values = (_gather(part, places.others, 1) for part in (k_cache, v_cache))
+        keys, values = (part[None, :, num_own:] for part in gathered)
         others = slice(1, paths.window)
-        found = _fused(q[None, others], keys, values, places.others_mask)
-        out[others], weight[others] = found[0][0], found[1][0]
-    if not places.prefix:
-        return out
-    whole = slice(0, places.prefix)
-    first, first_weight = _attend_rows(q[None], k_cache[None, :, whole], v_cache[None, :, whole])
-    # In operations whose every element is rounded alone: sigmoid and lerp depend on its place.
-    share = (first_weight[0] - weight).contiguous().exp_().add_(1.0).reciprocal_()
-    wide, first_wide = out.to(share.dtype), first[0].to(share.dtype)
-    return (wide - first_wide).mul_(share.unsqueeze(-1)).add_(first_wide).to(q.dtype)
-
-
-def _gather(cache_part: torch.Tensor, places: torch.Tensor, calls: int) -> torch.Tensor:
-    """[num_kv_heads, C, head_dim] -> [calls, num_kv_heads, keys of a call, head_dim]."""
-    num_kv_heads, _, head_dim = cache_part.shape
-    gathered = cache_part.index_select(1, places)
-    return gathered.view(num_kv_heads, calls, -1, head_dim).transpose(0, 1)
+        found = _fused(q[None, others].flatten(1, 2), keys, values, places.others_mask)
+        out[others], weight[others] = (part.view(-1, *q.shape[1 : part.dim()]) for part in found)
+    if places.prefix:
+        whole = slice(0, places.prefix)
+        keys, values = k_cache[None, :, whole], v_cache[None, :, whole]
+        first, first_weight = (
+            part.reshape(q.shape[: part.dim()])
+            for part in _attend_rows(q[None].flatten(1, 2), keys, values)
+        )
+        # In operations whose every element is rounded alone: sigmoid's and lerp's depend on its place.
+        share = (first_weight - weight).exp_().add_(1.0).reciprocal_().unsqueeze(-1)
+        wide, first_wide = out.to(share.dtype), first.to(share.dtype)
+        out = (wide - first_wide).mul_(share).add_(first_wide).to(q.dtype)
+    return out.transpose(1, 2).flatten(1, 2)
 
 
 def _fused(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [calls, rows, num_q_heads, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
-    (output like q, logarithm of the sum of weights [calls, rows, num_q_heads]).
+    """q [calls, rows, num_kv_heads, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
+    (output like q, logarithm of the sum of weights [calls, rows, num_kv_heads]).
 
     The operation behind `scaled_dot_product_attention`, for that does not tell the logarithms.
     """
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q.transpose(1, 2), keys, values, attn_mask=mask
     )
-    return found[0].transpose(1, 2), found[1].transpose(1, 2)
+    return found[0].transpose(1, 2), found[1].transpose(1, 2).contiguous()
 
 
 def is_available() -> bool:
@@ -184,11 +204,12 @@ def _attend_rows(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_fused` with a number of rows that gives the bits of a block; of the mask [1, 1, rows, keys] as
-    many rows as are needed are used."""
+    many rows as are needed are used. The query heads of a key/value head count as rows."""
     calls, count = q.shape[:2]
     num_kv_heads, num_keys, head_dim = keys.shape[1:]
-    sizes = (q.shape[2], num_kv_heads, num_keys, head_dim)
-    kind = _Kind(*sizes, q.dtype, mask is not None, torch.get_num_threads())
+    kind = _Kind(
+        num_kv_heads, num_keys, head_dim, q.dtype, mask is not None, torch.get_num_threads()
+    )
 
     def run(rows: torch.Tensor, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         part = None if mask is None else mask[:, :, start : start + rows.shape[1]]
@@ -213,7 +234,6 @@ def _attend_rows(
 class _Kind(NamedTuple):
     """What, beside the numbers of calls and rows, the library may choose its arithmetic by."""
 
-    num_q_heads: int
     num_kv_heads: int
     num_keys: int
     head_dim: int
@@ -235,7 +255,7 @@ def _fitting_count(kind: _Kind, calls: int, count: int) -> int | None:
     be cut."""
     operation, draw = _trial(kind)
     block = _row_block(kind)
-    for padded in range(count, max(count, block) + 1):
+    for padded in counts_to_try(count, block):
         if fits(operation, draw(padded), calls, block):
             return padded
     return None
@@ -266,4 +286,4 @@ def _trial(kind: _Kind) -> tuple[Operation, Callable[[int], torch.Tensor]]:
         all_keys, all_values = (part.expand(calls, -1, -1, -1) for part in (keys, values))
         return _fused(rows, all_keys, all_values, row_mask)
 
-    return operation, lambda count: draw(count, kind.num_q_heads, kind.head_dim).to(kind.dtype)
+    return operation, lambda count: draw(count, kind.num_kv_heads, kind.head_dim).to(kind.dtype)

@@ -19,10 +19,11 @@ def attend_sdpa(
 ) -> torch.Tensor:
     """See `attend`. The step's keys and values are copied behind the committed ones, to
     lengths[b] + row, where nothing is kept: lengths[b] + T must be at most C."""
-    out = torch.zeros_like(q)
+    outputs = []
     counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
     for sequence, (length, live) in enumerate(counts):
         if not live:
+            outputs.append(torch.zeros_like(q[0]))
             continue
         for part in (k_cache[sequence], v_cache[sequence]):
             if length != row_start:
@@ -34,8 +35,11 @@ def attend_sdpa(
             attn_mask=_mask(layout, live, length, q.dtype, q.device) if live > 1 else None,
             enable_gqa=True,
         )
-        out[sequence, :live] = found[0].transpose(0, 1)
-    return out
+        out = found[0].transpose(0, 1)
+        outputs.append(
+            out if live == q.shape[1] else F.pad(out, (0, 0, 0, 0, 0, q.shape[1] - live))
+        )
+    return torch.stack(outputs) if len(outputs) > 1 else outputs[0].unsqueeze(0)
 
 
 @lru_cache(maxsize=64)

@@ -41,6 +41,11 @@ def fits(operation: Operation, rows: torch.Tensor, calls: int, block: int) -> bo
     return all(_same(_call(found, call), expected) for call in (0, calls - 1))
 
 
+def counts_to_try(count: int, block: int) -> range:
+    """Numbers of rows that `count` rows may be filled up to: no more than whole blocks."""
+    return range(count, -(-count // block) * block + 1)
+
+
 def in_blocks(operation: Operation, rows: torch.Tensor, block: int) -> tuple[torch.Tensor, ...]:
     """One call's rows [1, rows, ...], a block at a time, the last filled up with zeros."""
     parts = []
@@ -53,8 +58,10 @@ def in_blocks(operation: Operation, rows: torch.Tensor, block: int) -> tuple[tor
 
 
 def pad_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """[calls, rows, ...] -> [calls, count, ...], filled up with zeros, in memory of its own."""
+    """[calls, rows, ...] -> [calls, count, ...], filled up: one row with itself, more with zeros."""
     missing = count - rows.shape[1]
+    if rows.shape[1] == 1:
+        return torch.cat([rows] * count, dim=1)
     return F.pad(rows, [0, 0] * (rows.dim() - 2) + [0, missing]) if missing else rows.contiguous()
 
 

@@ -13,7 +13,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import Operation, fits, in_blocks, is_sound, pad_rows
+from lookahead.kernels.row_blocks import (
+    Operation,
+    counts_to_try,
+    fits,
+    in_blocks,
+    is_sound,
+    pad_rows,
+)
 
 # A CPU takes longer for every row, a GPU is idle below its block.
 CPU_BLOCKS = (32, 24, 16, 8, 1)
@@ -139,11 +146,11 @@ class _Rule:
         if not missing or self.block is None:
             return
         block = self.block
-        operation, rows = _trial(self._kind, max(*missing, block))
+        operation, rows = _trial(self._kind, max(missing) + block)
         tried: dict[int, bool] = {block: True}
         for count in missing:
             self._fitting[count] = None
-            for padded in range(count, max(count, block) + 1):
+            for padded in counts_to_try(count, block):
                 if padded not in tried:
                     tried[padded] = fits(operation, rows[:padded], 1, block)
                 if tried[padded]:
