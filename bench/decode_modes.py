@@ -11,6 +11,7 @@ import timing
 from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
+from lookahead.compare import first_difference
 from lookahead.config import AUTOREGRESSIVE
 from lookahead.errors import InputError
 from lookahead.step import ORIGINS, StepRecord
@@ -179,14 +180,6 @@ def require_same(
             f"prompt {job.prompt.id} differs in float32 at new token {place}: "
             f"{first[0]} gives {got[0]}, {other[0]} gives {got[1]}"
         )
-
-
-def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """The first place where two texts differ, one being longer included; None for equal ones."""
-    for place, (mine, its) in enumerate(zip(first, second, strict=False)):
-        if mine != its:
-            return place
-    return None if len(first) == len(second) else min(len(first), len(second))
 
 
 def time_modes(

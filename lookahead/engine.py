@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from lookahead.compare import OnLogits, compared
 from lookahead.config import (
     AUTOREGRESSIVE,
     MODES,
@@ -187,6 +188,7 @@ class Engine:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         trace: Callable[[StepRecord], None] | None = None,
+        on_logits: OnLogits | None = None,
     ) -> "Stream":
         """Decode one prompt step by step.
 
@@ -199,6 +201,8 @@ class Engine:
             stop: the text ends before the first of these strings.
             ignore_eos: go on behind an end-of-text id.
             trace: called with each step's record.
+            on_logits: called with each step's logits [count, vocab], those that its tokens are the
+                choices of, on the model's device.
 
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.
@@ -240,9 +244,46 @@ class Engine:
             eos_ids=() if ignore_eos else self.model.config.eos_token_ids,
             stops=tuple(stop),
         )
-        stream = Stream(self._step, self.tokenizer.detokenizer(), request, trace)
+        stream = Stream(self._step, self.tokenizer.detokenizer(), request, trace, on_logits)
         self._running = weakref.ref(stream)
         return stream
+
+    def compare(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Result:
+        """Decode one prompt in both modes. Arguments as for `stream`.
+
+        Returns:
+            The result of lookahead decoding; its `autoregressive` is the other mode's, `identical`
+            tells whether the ids are the same, `difference` where and why not.
+        """
+
+        def start(mode: str, on_logits: OnLogits | None = None) -> Stream:
+            return self.stream(
+                prompt,
+                max_new_tokens=max_new_tokens,
+                mode=mode,
+                lookahead=lookahead,
+                sampling=sampling,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                on_logits=on_logits,
+            )
+
+        def run(mode: str) -> Result:
+            with start(mode) as stream:
+                for _ in stream:
+                    pass
+            return stream.result
+
+        return compared(run("lookahead"), run("autoregressive"), start)
 
     def chat_ids(self, message: str, system: str | None = None) -> list[int]:
         """Token ids of one user message, behind a system message if given, in the checkpoint's chat

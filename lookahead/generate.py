@@ -26,7 +26,9 @@ from lookahead.json_file import parse_json_object
 from lookahead.results import Result
 
 if TYPE_CHECKING:
+    from lookahead.compare import OnLogits
     from lookahead.stream import Stream
+    from lookahead.tokenizer import Tokenizer
 
 COLOURS = (36, 33, 32, 35, 34, 31)
 INTERRUPTED = 130
@@ -94,6 +96,7 @@ def _run(options: argparse.Namespace) -> int:
     sampling = _check_options(options)
     prompt = _read_prompt(options)
     # Only now, so that wrong options are told at once and Ctrl-C finds its handler while torch loads.
+    from lookahead.compare import compared
     from lookahead.engine import Engine
 
     engine = Engine.load(
@@ -102,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
     lookahead = _lookahead_config(options, engine.default_lookahead())
     ids_or_text = engine.chat_ids(prompt, options.system) if options.chat else prompt
 
-    def start(mode: str) -> Stream:
+    def start(mode: str, on_logits: OnLogits | None = None) -> Stream:
         return engine.stream(
             ids_or_text,
             max_new_tokens=options.max_new_tokens,
@@ -111,6 +114,7 @@ def _run(options: argparse.Namespace) -> int:
             sampling=sampling,
             stop=options.stop,
             ignore_eos=options.ignore_eos,
+            on_logits=on_logits,
         )
 
     result = _show(start(options.mode), silent=options.json)
@@ -119,9 +123,8 @@ def _run(options: argparse.Namespace) -> int:
         other = replace(_show(start("autoregressive"), silent=True), prompt=prompt)
         interrupted = other.finish_reason == "interrupted"
         if not interrupted:
-            identical = other.token_ids == result.token_ids
-            result = replace(result, autoregressive=other, identical=identical)
-            print(_comparison(result, other), file=sys.stderr)
+            result = compared(result, other, start)
+            print(_comparison(result, other, engine.tokenizer), file=sys.stderr)
     if options.json:
         print(json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False), flush=True)
     if interrupted:
@@ -248,20 +251,25 @@ def _summary(result: Result) -> str:
     )
 
 
-def _comparison(result: Result, other: Result) -> str:
+def _comparison(result: Result, other: Result, tokenizer: Tokenizer) -> str:
     speed = ""
     if other.new_tokens:
         ratio = result.tokens_per_second / other.tokens_per_second
         speed = f"; lookahead runs at {ratio:.2f}x the speed of autoregressive"
-    if result.identical:
+    if result.difference is None:
         return f"identical ids{speed}"
-    pairs = zip(result.token_ids, other.token_ids, strict=False)
-    first = next(
-        (place for place, pair in enumerate(pairs) if pair[0] != pair[1]),
-        min(result.new_tokens, other.new_tokens),
+    place, ids, logits = (
+        result.difference.place, result.difference.token_ids, result.difference.logits
+    )  # fmt: skip
+    tokens = ["the end" if i is None else f"{i} {tokenizer.decode([i])!r}" for i in ids]
+    seen = [
+        ", ".join("unknown" if value is None else f"{value:.6g}" for value in row) for row in logits
+    ]
+    why = "" if result.inexact_reason is None else f" ({result.inexact_reason})"
+    return (
+        f"different ids from new token {place} on{why}: lookahead gives {tokens[0]}, autoregressive "
+        f"{tokens[1]}; their logits are {seen[0]} in lookahead, {seen[1]} in autoregressive{speed}"
     )
-    mine, its = (r.token_ids[first] if first < r.new_tokens else None for r in (result, other))
-    return f"different ids from new token {first} on: lookahead {mine}, autoregressive {its}{speed}"
 
 
 def _program() -> NoReturn:

@@ -13,6 +13,21 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Where two texts part.
+
+    Attributes:
+        place: number of the first new token that differs, from 0.
+        token_ids: lookahead's and autoregressive decoding's token there; None where a text has ended.
+        logits: in either mode, in this order, the logits of both tokens.
+    """
+
+    place: int
+    token_ids: list[int | None]
+    logits: list[list[float | None]]
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished, or interrupted, request.
 
@@ -25,8 +40,8 @@ class Result:
         exact: whether the ids are promised to be those of autoregressive decoding to the bit.
         inexact_reason: why not; None where they are.
         row_block: rows of the block whose bits all matrix products have; None where they are not exact.
-        autoregressive, identical: with a comparison, the other mode's result and whether the ids are
-            the same.
+        autoregressive, identical, difference: with a comparison, the other mode's result, whether the
+            ids are the same, and where they part if they are not.
     """
 
     prompt: str
@@ -52,12 +67,13 @@ class Result:
     row_block: int | None
     autoregressive: "Result | None" = None
     identical: bool | None = None
+    difference: Difference | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the comparison's keys only where there was one."""
         values = asdict(self)
         if self.autoregressive is None:
-            del values["autoregressive"], values["identical"]
+            del values["autoregressive"], values["identical"], values["difference"]
         else:
             values["autoregressive"] = self.autoregressive.to_dict()
         return values

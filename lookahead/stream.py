@@ -43,10 +43,12 @@ class Stream:
         detokenizer: IncrementalDetokenizer,
         request: Request,
         trace: Callable[[StepRecord], None] | None,
+        on_logits: Callable[[torch.Tensor], None] | None,
     ) -> None:
         self._step = step
         self._request = request
         self._trace = trace
+        self._on_logits = on_logits
         self._text = StopText(detokenizer, request.stops)
         self._limit = min(len(request.token_ids) + request.max_new_tokens, step.kv_cache.max_length)
         self._started = False
@@ -98,7 +100,7 @@ class Stream:
     def _advance(self) -> tuple[str, list[int]]:
         """Run one step; return the text and ids it releases."""
         began = time.perf_counter()
-        output = self._step.run(self._trace)
+        output = self._step.run(self._trace, keep_logits=self._on_logits is not None)
         count, is_finished, is_finite = torch.stack(
             [output.counts[0], output.finished[0].long(), output.finite[0].long()]
         ).tolist()
@@ -112,6 +114,9 @@ class Stream:
                 f"weights hold NaN or infinity, or overflow in {dtype}; check the checkpoint or take "
                 "another dtype"
             )
+        if self._on_logits is not None:
+            assert output.logits is not None
+            self._on_logits(output.logits[0, :count])
         end_id = ids.pop() if is_finished and ids[-1] in self._request.eos_ids else None
         text, released = self._text.push(ids)
         if is_finished or self._text.stopped:

@@ -89,9 +89,9 @@ def test_the_fields_of_a_result(engine):
     assert (result.finish_reason, result.mode) == ("length", "lookahead")
     assert (result.device, result.dtype) == ("cpu", "float64")
     assert (result.window, result.ngram, result.guesses, result.seed) == (3, 3, 2, 7)
-    assert (result.autoregressive, result.identical) == (None, None)
+    assert (result.autoregressive, result.identical, result.difference) == (None, None, None)
     names = [field.name for field in dataclasses.fields(Result)]
-    assert list(result.to_dict()) == names[:-2]
+    assert list(result.to_dict()) == names[:-3]
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.text = ""
     compared = dataclasses.replace(result, autoregressive=result, identical=True).to_dict()

@@ -18,7 +18,7 @@ NUM_TOKENS = 30
 KEYS = """
     prompt text token_ids prompt_tokens new_tokens steps tokens_per_step prefill_seconds
     decode_seconds tokens_per_second finish_reason mode device dtype window ngram guesses seed exact
-    row_block
+    inexact_reason row_block
 """.split()
 SUMMARY = re.compile(
     r"(lookahead \(\d+, \d+, \d+\)|autoregressive): (\d+) tokens, (\d+) steps, "
@@ -122,8 +122,9 @@ def test_json_keeps_text_of_every_script(run, checkpoint):
 def test_compare(run_json, run, expected):
     code, values = run_json("--compare")
     assert code == 0
-    assert list(values) == [*KEYS, "autoregressive", "identical"]
+    assert list(values) == [*KEYS, "autoregressive", "identical", "difference"]
     assert values["identical"] is True
+    assert values["difference"] is None
     other = values["autoregressive"]
     assert list(other) == KEYS
     assert (other["mode"], other["steps"], other["window"], other["guesses"]) == (
@@ -152,11 +153,11 @@ def test_compare_where_nothing_is_generated(run, expected):
     [
         (
             {"prompt": "another"},
-            "different ids from new token 0 on: lookahead {}, autoregressive {}",
+            "different ids from new token 0 on: lookahead gives {} '",
         ),
         (
             {"max_new_tokens": 5},
-            "different ids from new token 5 on: lookahead {}, autoregressive None",
+            "different ids from new token 5 on: lookahead gives {} '",
         ),
     ],
 )
@@ -177,6 +178,16 @@ def test_a_difference_is_exit_code_1(run, run_json, expected, engine, monkeypatc
     assert err.splitlines()[-1].startswith(verdict.format(*ids))
     code, values = run_json("--compare")
     assert (code, values["identical"]) == (1, False)
+    difference = values["difference"]
+    assert (difference["place"], difference["token_ids"][0]) == (place, ids[0])
+    mine, its = difference["logits"]
+    if "prompt" in change:  # each mode chose the token with its larger logit
+        assert f"autoregressive {ids[1]} '" in err.splitlines()[-1]
+        assert mine[0] > mine[1]
+        assert its[1] > its[0]
+    else:  # one text has ended there
+        assert "autoregressive the end" in err.splitlines()[-1]
+        assert (mine[1], its) == (None, [None, None])
     assert (values["token_ids"], values["autoregressive"]["token_ids"]) == (
         expected.token_ids, other,
     )  # fmt: skip
