@@ -146,6 +146,8 @@ def _attend_one(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, places: _Places
 ) -> torch.Tensor:
     """One sequence's live rows: q [T, num_q_heads, head_dim], caches [num_kv_heads, C, head_dim]."""
+    if len(q) == 1:
+        return _attend_single(q, k_cache, v_cache, places)
     paths, num_kv_heads = places.paths, len(k_cache)
     # The query heads of a key/value head become rows: [T, group, num_kv_heads, head_dim].
     q = q.unflatten(1, (num_kv_heads, -1)).transpose(1, 2).contiguous()
@@ -154,45 +156,76 @@ def _attend_one(
     keys, values = (
         part[:, :num_own].unflatten(1, (-1, BLOCK)).transpose(0, 1) for part in gathered
     )
-    own = q[paths.rows] if len(q) > 1 else q[None]  # [P, M, group, num_kv_heads, head_dim]
-    found = _attend_rows(own.flatten(1, 2), keys, values, places.own_mask)
-    out, weight = (part.reshape(-1, *q.shape[1 : part.dim()]) for part in found)
-    if len(q) > 1:
-        own_out, own_weight = out, weight
-        out, weight = torch.empty_like(q), weight.new_empty(q.shape[:-1])
-        out[paths.targets] = own_out[paths.sources]
-        weight[paths.targets] = own_weight[paths.sources]
+    own = q[paths.rows].flatten(1, 2).transpose(1, 2)  # [P, num_kv_heads, M * group, head_dim]
+    found = _attend_rows(own, keys, values, places.own_mask)
+    own_out, own_weight = (
+        part.transpose(1, 2).reshape(-1, *q.shape[1 : part.dim()]) for part in found
+    )
+    out, weight = torch.empty_like(q), own_weight.new_empty(q.shape[:-1])
+    out[paths.targets] = own_out[paths.sources]
+    weight[paths.targets] = own_weight[paths.sources]
     if paths.window > 1:
         keys, values = (part[None, :, num_own:] for part in gathered)
         others = slice(1, paths.window)
-        found = _fused(q[None, others].flatten(1, 2), keys, values, places.others_mask)
-        out[others], weight[others] = (part.view(-1, *q.shape[1 : part.dim()]) for part in found)
-    if places.prefix:
-        whole = slice(0, places.prefix)
-        keys, values = k_cache[None, :, whole], v_cache[None, :, whole]
-        first, first_weight = (
-            part.reshape(q.shape[: part.dim()])
-            for part in _attend_rows(q[None].flatten(1, 2), keys, values)
+        rows = q[others].flatten(0, 1).transpose(0, 1)[None]
+        found = _fused(rows, keys, values, places.others_mask)
+        out[others], weight[others] = (
+            part[0].transpose(0, 1).reshape(-1, *q.shape[1 : part.dim()]) for part in found
         )
-        # In operations whose every element is rounded alone: sigmoid's and lerp's depend on its place.
-        share = (first_weight - weight).exp_().add_(1.0).reciprocal_().unsqueeze(-1)
-        wide, first_wide = out.to(share.dtype), first.to(share.dtype)
-        out = (wide - first_wide).mul_(share).add_(first_wide).to(q.dtype)
+    if places.prefix:
+        rows = q.flatten(0, 1).transpose(0, 1)[None]
+        found = _attend_prefix(rows, k_cache, v_cache, places.prefix)
+        first, first_weight = (
+            part[0].transpose(0, 1).reshape(q.shape[: part.dim()]) for part in found
+        )
+        out = _merge(first, first_weight, out, weight)
     return out.transpose(1, 2).flatten(1, 2)
+
+
+def _attend_single(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, places: _Places
+) -> torch.Tensor:
+    """`_attend_one` for one row, whose heads already lie as they should."""
+    rows = q.unflatten(1, (len(k_cache), -1))  # [1, num_kv_heads, group, head_dim]
+    keys, values = (part.index_select(1, places.gathered)[None] for part in (k_cache, v_cache))
+    out, weight = _attend_rows(rows, keys, values, places.own_mask)
+    if places.prefix:
+        first, first_weight = _attend_prefix(rows, k_cache, v_cache, places.prefix)
+        out = _merge(first, first_weight, out, weight)
+    return out.reshape(q.shape)
+
+
+def _attend_prefix(
+    rows: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prefix: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_attend_rows` of [1, num_kv_heads, rows, head_dim] over the first keys."""
+    return _attend_rows(rows, k_cache[None, :, :prefix], v_cache[None, :, :prefix])
+
+
+def _merge(
+    first: torch.Tensor, first_weight: torch.Tensor, out: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """Two partial outputs [..., head_dim] by the logarithms of their weights [...].
+
+    Made of operations whose every element is rounded alone: sigmoid's and lerp's depend on its place.
+    """
+    share = (first_weight - weight).exp_().add_(1.0).reciprocal_().unsqueeze(-1)
+    wide, first_wide = out.to(share.dtype), first.to(share.dtype)
+    return (wide - first_wide).mul_(share).add_(first_wide).to(out.dtype)
 
 
 def _fused(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [calls, rows, num_kv_heads, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
-    (output like q, logarithm of the sum of weights [calls, rows, num_kv_heads]).
+    """q [calls, num_kv_heads, rows, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
+    (output like q, logarithm of the sum of weights [calls, num_kv_heads, rows]).
 
     The operation behind `scaled_dot_product_attention`, for that does not tell the logarithms.
     """
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q.transpose(1, 2), keys, values, attn_mask=mask
+        q, keys, values, attn_mask=mask
     )
-    return found[0].transpose(1, 2), found[1].transpose(1, 2).contiguous()
+    return found[0], found[1]
 
 
 def is_available() -> bool:
@@ -204,31 +237,36 @@ def _attend_rows(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_fused` with a number of rows that gives the bits of a block; of the mask [1, 1, rows, keys] as
-    many rows as are needed are used. The query heads of a key/value head count as rows."""
-    calls, count = q.shape[:2]
-    num_kv_heads, num_keys, head_dim = keys.shape[1:]
-    kind = _Kind(
-        num_kv_heads, num_keys, head_dim, q.dtype, mask is not None, torch.get_num_threads()
-    )
-
-    def run(rows: torch.Tensor, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        part = None if mask is None else mask[:, :, start : start + rows.shape[1]]
-        return _fused(rows, keys, values, part)
-
+    many rows as are needed are used."""
+    calls, num_kv_heads, count, head_dim = q.shape
+    num_keys = keys.shape[2]
+    has_mask = mask is not None
+    kind = _Kind(num_kv_heads, num_keys, head_dim, q.dtype, has_mask, torch.get_num_threads())
     padded = _fitting_count(kind, calls, count)
     if padded == count:
-        return run(q)
+        return _fused(q, keys, values, None if mask is None else mask[:, :, :count])
     if padded is not None:
-        out, weight = run(pad_rows(q, padded))
-        return out[:, :count], weight[:, :count]
+        mask = None if mask is None else mask[:, :, :padded]
+        out, weight = _fused(
+            pad_rows(q.transpose(1, 2), padded).transpose(1, 2), keys, values, mask
+        )
+        return out[:, :, :count], weight[:, :, :count]
     if calls > 1:
         parts = [
             _attend_rows(q[[call]], keys[[call]], values[[call]], mask) for call in range(calls)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    starts = iter(range(0, count, _row_block(kind)))
-    found = in_blocks(lambda rows: run(rows, next(starts)), q, _row_block(kind))
-    return found[0], found[1]
+    block = _row_block(kind)
+    starts = iter(range(0, count, block))
+
+    def run(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        start = next(starts)
+        part = None if mask is None else mask[:, :, start : start + block]
+        found = _fused(rows.transpose(1, 2), keys, values, part)
+        return found[0].transpose(1, 2), found[1].transpose(1, 2)
+
+    found = in_blocks(run, q.transpose(1, 2), block)
+    return found[0].transpose(1, 2), found[1].transpose(1, 2)
 
 
 class _Kind(NamedTuple):
@@ -284,6 +322,7 @@ def _trial(kind: _Kind) -> tuple[Operation, Callable[[int], torch.Tensor]]:
         calls, count = rows.shape[:2]
         row_mask = None if mask is None else mask.expand(-1, -1, count, -1).contiguous()
         all_keys, all_values = (part.expand(calls, -1, -1, -1) for part in (keys, values))
-        return _fused(rows, all_keys, all_values, row_mask)
+        out, weight = _fused(rows.transpose(1, 2), all_keys, all_values, row_mask)
+        return out.transpose(1, 2), weight.transpose(1, 2)
 
     return operation, lambda count: draw(count, kind.num_kv_heads, kind.head_dim).to(kind.dtype)

@@ -41,6 +41,7 @@ class Product:
         self._out_size, self._in_size = weight.shape
         self._has_bias = bias is not None
         self._dtype, self._device = weight.dtype, weight.device
+        self._known_rule: _Rule | None = None
 
     @property
     def row_block(self) -> int | None:
@@ -54,23 +55,26 @@ class Product:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self._in_size)
-        return self._product(rows).view(*x.shape[:-1], self._out_size)
+        rule = self._rule if self.exact else None
+        if rule is None or rule.block is None or rule.fitting(rows.shape[0]) == rows.shape[0]:
+            out = self._run(rows)
+        else:
+            out = self._filled_up_or_cut(rows, rule.block, rule.fitting(rows.shape[0]))
+        return out.view(*x.shape[:-1], self._out_size)
 
-    def _product(self, rows: torch.Tensor) -> torch.Tensor:
-        count = len(rows)
-        if not self.exact or self._rule.block is None:
-            return self._run(rows)
-        padded = self._rule.fitting(count)
-        if padded == count:
-            return self._run(rows)
+    def _filled_up_or_cut(self, rows: torch.Tensor, block: int, padded: int | None) -> torch.Tensor:
         if padded is not None:
-            return self._run(pad_rows(rows[None], padded)[0])[:count]
-        return in_blocks(_as_operation(self._run), rows[None], self._rule.block)[0][0]
+            return self._run(pad_rows(rows[None], padded)[0])[: len(rows)]
+        return in_blocks(_as_operation(self._run), rows[None], block)[0][0]
 
     @property
     def _rule(self) -> "_Rule":
-        sizes = (self._out_size, self._in_size, self._has_bias)
-        return _rule(_Kind(*sizes, self._dtype, self._device, torch.get_num_threads()))
+        num_threads = torch.get_num_threads()
+        if self._known_rule is None or self._known_rule.num_threads != num_threads:
+            sizes = (self._out_size, self._in_size, self._has_bias)
+            kind = _Kind(*sizes, self._dtype, self._device, num_threads)
+            self._known_rule = _rule(kind)
+        return self._known_rule
 
 
 def _runner(
@@ -125,6 +129,7 @@ class _Rule:
 
     def __init__(self, kind: _Kind) -> None:
         self._kind = kind
+        self.num_threads = kind.num_threads
         self._fitting: dict[int, int | None] = {}
 
     @cached_property
