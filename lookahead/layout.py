@@ -28,11 +28,17 @@ class RowTree:
         """A chunk of plain text: each row's parent is the row before it, as in level 0 of a window."""
         return LookaheadLayout(num_rows, ngram=2, guesses=0)
 
+    @property
+    def _key(self) -> tuple[int, ...]:
+        return self.parents
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowTree) and self.parents == other.parents
+        """Whether the rows mean the same; equal parents are not enough, since the rows of a chunk may
+        form the tree of a candidate."""
+        return type(self) is type(other) and self._key == getattr(other, "_key", None)
 
     def __hash__(self) -> int:
-        return hash(self.parents)
+        return hash(self._key)
 
     @property
     def num_rows(self) -> int:
@@ -87,6 +93,10 @@ class LookaheadLayout(RowTree):
         self.num_window_rows = self.levels * window or 1
         num_rows = self.count_rows(window, ngram, guesses)
         super().__init__([self._parent(row) for row in range(num_rows)])
+
+    @property
+    def _key(self) -> tuple[int, ...]:
+        return self.window, self.levels, self.guesses
 
     @staticmethod
     def count_rows(window: int, ngram: int, guesses: int) -> int:

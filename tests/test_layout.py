@@ -193,13 +193,21 @@ def test_a_chain_is_causal():
     assert chain.visibility == tuple(tuple(key <= row for key in range(4)) for row in range(4))
 
 
-def test_trees_are_equal_by_their_parents():
+def test_layouts_are_equal_where_their_rows_mean_the_same():
+    tree = RowTree([-1, 0, 0, 1, 0, 4])
+    assert tree == RowTree([-1, 0, 0, 1, 0, 4])
+    assert hash(tree) == hash(RowTree([-1, 0, 0, 1, 0, 4]))
+    assert tree != RowTree([-1, 0, 0, 1, 0, 0])
+    assert tree != (-1, 0, 0, 1, 0, 4)
     layout = LookaheadLayout(2, 3, 1)
-    assert layout == RowTree([-1, 0, 0, 1, 0, 4])
-    assert hash(layout) == hash(RowTree([-1, 0, 0, 1, 0, 4]))
-    assert layout != RowTree([-1, 0, 0, 1, 0, 0])
+    assert layout == LookaheadLayout(2, 3, 1)
+    assert hash(layout) == hash(LookaheadLayout(2, 3, 1))
     assert layout != LookaheadLayout(2, 3, 2)
-    assert layout != (-1, 0, 0, 1, 0, 4)
+    assert layout != tree
+    assert tree.parents == layout.parents
+    chunk, candidate = RowTree.chain(5), LookaheadLayout(0, 5, 1)
+    assert chunk.parents == candidate.parents
+    assert chunk != candidate
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def build_llama(
     num_positions: int = 512,
     implementation: str = "torch",
     device: torch.device = CPU,
+    exact: bool = True,
 ) -> Llama:
     """The engine's model with the weights of `random_checkpoint`."""
     tensors, fields = checkpoint
@@ -52,7 +53,7 @@ def build_llama(
     assert set(targets) == set(tensors)
     for name, target in targets.items():
         target.copy_(tensors[name])
-    return Llama(config, weights, num_positions, implementation)
+    return Llama(config, weights, num_positions, implementation, exact)
 
 
 class ScriptedModel:

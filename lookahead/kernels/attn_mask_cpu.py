@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from lookahead.kernels.row_blocks import (
     Operation,
+    aligned,
     counts_to_try,
     fits,
     in_blocks,
@@ -244,7 +245,7 @@ def _attend_rows(
     kind = _Kind(num_kv_heads, num_keys, head_dim, q.dtype, has_mask, torch.get_num_threads())
     padded = _fitting_count(kind, calls, count)
     if padded == count:
-        return _fused(q, keys, values, None if mask is None else mask[:, :, :count])
+        return _fused(aligned(q), keys, values, None if mask is None else mask[:, :, :count])
     if padded is not None:
         mask = None if mask is None else mask[:, :, :padded]
         out, weight = _fused(

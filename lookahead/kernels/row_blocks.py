@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+ALIGNMENT = 64
 # [calls, rows, ...] -> tensors of [calls, rows, ...]
 Operation = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 
@@ -55,6 +56,11 @@ def in_blocks(operation: Operation, rows: torch.Tensor, block: int) -> tuple[tor
         found = operation(pad_rows(part, block))
         parts.append([each[:, :count] for each in found])
     return tuple(torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor where a tensor of its own would begin: libraries may look at the address too."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
 def pad_rows(rows: torch.Tensor, count: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from lookahead.kernels.row_blocks import (
     Operation,
+    aligned,
     counts_to_try,
     fits,
     in_blocks,
@@ -56,8 +57,10 @@ class Product:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self._in_size)
         rule = self._rule if self.exact else None
-        if rule is None or rule.block is None or rule.fitting(rows.shape[0]) == rows.shape[0]:
+        if rule is None or rule.block is None:
             out = self._run(rows)
+        elif rule.fitting(rows.shape[0]) == rows.shape[0]:
+            out = self._run(aligned(rows))
         else:
             out = self._filled_up_or_cut(rows, rule.block, rule.fitting(rows.shape[0]))
         return out.view(*x.shape[:-1], self._out_size)
@@ -135,8 +138,10 @@ class _Rule:
     @cached_property
     def block(self) -> int | None:
         blocks = CPU_BLOCKS if self._kind.device.type == "cpu" else GPU_BLOCKS
-        operation, rows = _trial(self._kind, max(blocks))
-        return next((block for block in blocks if is_sound(operation, rows, block)), None)
+        trials = _trials(self._kind, max(blocks))
+        return next(
+            (block for block in blocks if all(is_sound(*trial, block) for trial in trials)), None
+        )
 
     def fitting(self, count: int) -> int | None:
         """The least number of rows, at least `count`, that has the block's bits; None if a call must be
@@ -151,13 +156,15 @@ class _Rule:
         if not missing or self.block is None:
             return
         block = self.block
-        operation, rows = _trial(self._kind, max(missing) + block)
+        trials = _trials(self._kind, max(missing) + block)
         tried: dict[int, bool] = {block: True}
         for count in missing:
             self._fitting[count] = None
             for padded in counts_to_try(count, block):
                 if padded not in tried:
-                    tried[padded] = fits(operation, rows[:padded], 1, block)
+                    tried[padded] = all(
+                        fits(operation, rows[:padded], 1, block) for operation, rows in trials
+                    )
                 if tried[padded]:
                     self._fitting[count] = padded
                     break
@@ -167,15 +174,22 @@ def _as_operation(run: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
     return lambda rows: (run(rows[0])[None],)
 
 
-def _trial(kind: _Kind, num_rows: int) -> tuple[Operation, torch.Tensor]:
-    """A product of this kind, and rows whose every sum would be 0 if it were not rounded."""
-    generator = torch.Generator().manual_seed(0)
+def _trials(kind: _Kind, num_rows: int) -> list[tuple[Operation, torch.Tensor]]:
+    """Products of this kind and rows for them; several where one would have few outputs."""
+    return [_trial(kind, num_rows, seed) for seed in range(max(1, TRIAL_FEATURES // kind.out_size))]
+
+
+def _trial(kind: _Kind, num_rows: int, seed: int) -> tuple[Operation, torch.Tensor]:
+    """A product of this kind, and rows; every other one's sums cancel but for their rounding."""
+    generator = torch.Generator().manual_seed(seed)
     half = kind.in_size // 2
     place = torch.randperm(kind.in_size, generator=generator)
     first, second = place[:half], place[half : 2 * half]
     rows = torch.randn(num_rows, kind.in_size, generator=generator)
     weight = torch.randn(TRIAL_FEATURES, kind.in_size, generator=generator)
-    rows[:, second] = rows[:, first]
+    cancelling = rows[::2]
+    cancelling[:, second] = cancelling[:, first]
+    cancelling[:, place[2 * half :]] = 0.0  # an odd one out
     weight[:, second] = -weight[:, first]
     weight = weight.to(kind.device, kind.dtype)
     weight = weight.repeat(-(-kind.out_size // TRIAL_FEATURES), 1)[: kind.out_size].contiguous()
