@@ -22,6 +22,7 @@ ROWS = [
     "command_line",
     "devices",
     "kernels.checks kernels.row_blocks",
+    "kernels.fused_attention",
     "kernels.tuning kernels.*_ref kernels.*_triton kernels.*_cpu kernels.*_sdpa",
     "kernels.*_launch",
     "kernels.*",

@@ -9,26 +9,16 @@ own path only, as long as its position lies in the block of the committed length
 not emit. The other rows of a window take what follows the whole blocks in one call, in any order.
 """
 
-from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import (
-    Operation,
-    aligned,
-    counts_to_try,
-    fits,
-    in_blocks,
-    is_sound,
-    pad_rows,
-)
+from lookahead.kernels.fused_attention import ROW_BLOCKS, attend_rows, fused
 from lookahead.layout import LookaheadLayout, RowTree
 
 BLOCK = 64
-ROW_BLOCKS = (32, 24, 16, 8, 1)
 
 
 def attend_canonical(
@@ -158,7 +148,7 @@ def _attend_one(
         part[:, :num_own].unflatten(1, (-1, BLOCK)).transpose(0, 1) for part in gathered
     )
     own = q[paths.rows].flatten(1, 2).transpose(1, 2)  # [P, num_kv_heads, M * group, head_dim]
-    found = _attend_rows(own, keys, values, places.own_mask)
+    found = attend_rows(own, keys, values, places.own_mask)
     own_out, own_weight = (
         part.transpose(1, 2).reshape(-1, *q.shape[1 : part.dim()]) for part in found
     )
@@ -169,7 +159,7 @@ def _attend_one(
         keys, values = (part[None, :, num_own:] for part in gathered)
         others = slice(1, paths.window)
         rows = q[others].flatten(0, 1).transpose(0, 1)[None]
-        found = _fused(rows, keys, values, places.others_mask)
+        found = fused(rows, keys, values, places.others_mask)
         out[others], weight[others] = (
             part[0].transpose(0, 1).reshape(-1, *q.shape[1 : part.dim()]) for part in found
         )
@@ -189,7 +179,7 @@ def _attend_single(
     """`_attend_one` for one row, whose heads already lie as they should."""
     rows = q.unflatten(1, (len(k_cache), -1))  # [1, num_kv_heads, group, head_dim]
     keys, values = (part.index_select(1, places.gathered)[None] for part in (k_cache, v_cache))
-    out, weight = _attend_rows(rows, keys, values, places.own_mask)
+    out, weight = attend_rows(rows, keys, values, places.own_mask)
     if places.prefix:
         first, first_weight = _attend_prefix(rows, k_cache, v_cache, places.prefix)
         out = _merge(first, first_weight, out, weight)
@@ -199,8 +189,8 @@ def _attend_single(
 def _attend_prefix(
     rows: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, prefix: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_attend_rows` of [1, num_kv_heads, rows, head_dim] over the first keys."""
-    return _attend_rows(rows, k_cache[None, :, :prefix], v_cache[None, :, :prefix])
+    """`attend_rows` of [1, num_kv_heads, rows, head_dim] over the first keys."""
+    return attend_rows(rows, k_cache[None, :, :prefix], v_cache[None, :, :prefix])
 
 
 def _merge(
@@ -213,117 +203,3 @@ def _merge(
     share = (first_weight - weight).exp_().add_(1.0).reciprocal_().unsqueeze(-1)
     wide, first_wide = out.to(share.dtype), first.to(share.dtype)
     return (wide - first_wide).mul_(share).add_(first_wide).to(out.dtype)
-
-
-def _fused(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [calls, num_kv_heads, rows, head_dim], keys and values [calls, num_kv_heads, keys, head_dim] ->
-    (output like q, logarithm of the sum of weights [calls, num_kv_heads, rows]).
-
-    The operation behind `scaled_dot_product_attention`, for that does not tell the logarithms.
-    """
-    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, keys, values, attn_mask=mask
-    )
-    return found[0], found[1]
-
-
-def is_available() -> bool:
-    """Whether this torch has the operation that `attend_canonical` needs."""
-    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-
-
-def _attend_rows(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_fused` with a number of rows that gives the bits of a block; of the mask [1, 1, rows, keys] as
-    many rows as are needed are used."""
-    calls, num_kv_heads, count, head_dim = q.shape
-    num_keys = keys.shape[2]
-    has_mask = mask is not None
-    kind = _Kind(num_kv_heads, num_keys, head_dim, q.dtype, has_mask, torch.get_num_threads())
-    padded = _fitting_count(kind, calls, count)
-    if padded == count:
-        return _fused(aligned(q), keys, values, None if mask is None else mask[:, :, :count])
-    if padded is not None:
-        mask = None if mask is None else mask[:, :, :padded]
-        out, weight = _fused(
-            pad_rows(q.transpose(1, 2), padded).transpose(1, 2), keys, values, mask
-        )
-        return out[:, :, :count], weight[:, :, :count]
-    if calls > 1:
-        parts = [
-            _attend_rows(q[[call]], keys[[call]], values[[call]], mask) for call in range(calls)
-        ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    block = _row_block(kind)
-    starts = iter(range(0, count, block))
-
-    def run(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        start = next(starts)
-        part = None if mask is None else mask[:, :, start : start + block]
-        found = _fused(rows.transpose(1, 2), keys, values, part)
-        return found[0].transpose(1, 2), found[1].transpose(1, 2)
-
-    found = in_blocks(run, q.transpose(1, 2), block)
-    return found[0].transpose(1, 2), found[1].transpose(1, 2)
-
-
-class _Kind(NamedTuple):
-    """What, beside the numbers of calls and rows, the library may choose its arithmetic by."""
-
-    num_kv_heads: int
-    num_keys: int
-    head_dim: int
-    dtype: torch.dtype
-    has_mask: bool
-    num_threads: int
-
-
-@cache
-def _row_block(kind: _Kind) -> int:
-    """The largest block of rows in which a row's bits depend on it alone."""
-    operation, draw = _trial(kind)
-    return next(block for block in ROW_BLOCKS if is_sound(operation, draw(block), block))
-
-
-@cache
-def _fitting_count(kind: _Kind, calls: int, count: int) -> int | None:
-    """The least number of rows, at least `count`, that gives the bits of a block; None if a call must
-    be cut."""
-    operation, draw = _trial(kind)
-    block = _row_block(kind)
-    for padded in counts_to_try(count, block):
-        if fits(operation, draw(padded), calls, block):
-            return padded
-    return None
-
-
-def _trial(kind: _Kind) -> tuple[Operation, Callable[[int], torch.Tensor]]:
-    """An operation of this kind over keys and values that cancel, and rows for it."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    half = kind.num_keys // 2
-    place = torch.randperm(kind.num_keys, generator=generator)
-    shape = (1, kind.num_kv_heads, kind.num_keys, kind.head_dim)
-    keys, values = draw(*shape), draw(*shape)
-    keys[:, :, place[half : 2 * half]] = keys[:, :, place[:half]]
-    values[:, :, place[half : 2 * half]] = -values[:, :, place[:half]]
-    keys, values = keys.to(kind.dtype), values.to(kind.dtype)
-    mask = None
-    if kind.has_mask:
-        mask = torch.zeros(1, 1, 1, kind.num_keys, dtype=kind.dtype)
-        mask[..., place[[0, half]]] = float("-inf")
-
-    def operation(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        calls, count = rows.shape[:2]
-        row_mask = None if mask is None else mask.expand(-1, -1, count, -1).contiguous()
-        all_keys, all_values = (part.expand(calls, -1, -1, -1) for part in (keys, values))
-        out, weight = _fused(rows.transpose(1, 2), all_keys, all_values, row_mask)
-        return out.transpose(1, 2), weight.transpose(1, 2)
-
-    return operation, lambda count: draw(count, kind.num_kv_heads, kind.head_dim).to(kind.dtype)

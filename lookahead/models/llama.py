@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask import attend
-from lookahead.kernels.attn_mask_cpu import BLOCK, is_available
+from lookahead.kernels.attn_mask_cpu import BLOCK
+from lookahead.kernels.fused_attention import is_available
 from lookahead.kernels.rms_norm import add_rms_norm, rms_norm
 from lookahead.kernels.rope_write import rope_write
 from lookahead.kernels.silu_mul import silu_mul
