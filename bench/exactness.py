@@ -89,12 +89,14 @@ class Plan:
     def load_engine(self, exact: bool = True) -> Engine:
         """An engine with just the room that these prompts and configurations need."""
         shapes = [(config.window, config.ngram, config.guesses) for config in self.configs]
-        longest = max((len(job.token_ids) for job in self.jobs), default=0)
+        longest = max(len(job.token_ids) for job in self.jobs) + self.options.max_new_tokens
+        if self.options.cost:
+            longest = exactness_cost.MOST_TOKENS + exactness_cost.NEW_TOKENS
         return Engine.load(
             self.options.ckpt,
             device=str(self.device),
             dtype=dtype_name(self.dtype),
-            max_length=max(longest, exactness_cost.MOST_TOKENS) + self.options.max_new_tokens,
+            max_length=longest,
             max_step_rows=max(LookaheadLayout.count_rows(*shape) for shape in shapes),
             exact=exact,
         )
@@ -153,7 +155,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def _compare_all(plan: Plan) -> Iterator[dict[str, Any]]:
     """What was found on each prompt, that of an earlier run included."""
-    done = _read_finished(plan.options.resume)
+    done = _read_finished(plan.options.resume, _request(plan))
     engine = plan.load_engine()
     if engine.model.inexact_reason is not None:
         raise InputError(f"this engine is not exact here: {engine.model.inexact_reason}")
@@ -168,18 +170,36 @@ def _compare_all(plan: Plan) -> Iterator[dict[str, Any]]:
             found = _compare(engine, plan, job)
             if peer is not None:
                 found.append(peer.compare(job.token_ids, plan.options.max_new_tokens))
-            done[key] = {"key": key, "dtype": dtype_name(plan.dtype), "found": found}
+            done[key] = {"key": key, "request": _request(plan), "found": found}
             if plan.options.resume is not None:
                 with plan.options.resume.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(done[key]) + "\n")
         yield done[key]
 
 
-def _read_finished(path: Path | None) -> dict[str, dict[str, Any]]:
+def _request(plan: Plan) -> dict[str, Any]:
+    """What two runs must have in common for one to go on from the other."""
+    options = plan.options
+    return {
+        "dtype": dtype_name(plan.dtype),
+        "threads": torch.get_num_threads(),
+        "configs": options.configs,
+        "max_new_tokens": options.max_new_tokens,
+        "peers": options.peers,
+    }
+
+
+def _read_finished(path: Path | None, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if path is None or not path.exists():
         return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {record["key"]: record for record in map(json.loads, lines)}
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for record in records:
+        if record["request"] != request:
+            raise InputError(
+                f"--resume {path} is of another run, {record['request']}: give the same options or "
+                "another file"
+            )
+    return {record["key"]: record for record in records}
 
 
 def _compare(engine: Engine, plan: Plan, job: Job) -> list[dict[str, Any]]:

@@ -306,6 +306,7 @@ def test_decode_reports_every_mode(
     assert record["provenance"]["prompts"]["file"] == "prompts.jsonl"
     assert [row["mode"] for row in record["rows"]] == [
         "autoregressive",
+        "autoregressive, not exact",
         "lookahead",
         "lookahead, window only",
         "pool only",
@@ -320,9 +321,9 @@ def test_decode_reports_every_mode(
         # Each step gives one token; what is more was accepted, in the same float32.
         steps = sum(prompt["steps"] for prompt in row["prompts"])
         assert new_tokens == steps + sum(row["accepted"].values())
-    plain, full, bare, pool = record["rows"][:4]
-    assert plain["tokens_per_step"] == 1
-    assert plain["ratio"] == {"median": 1.0, "p20": 1.0, "p80": 1.0}
+    plain, fast, full, bare, pool = record["rows"][:5]
+    assert plain["tokens_per_step"] == fast["tokens_per_step"] == 1
+    assert max(plain["ratio"]["p80"], fast["ratio"]["p80"]) == 1.0  # each prompt's faster one
     assert (full["window"], full["ngram"], full["guesses"], full["prompt_ngrams"]) == (
         4,
         3,
@@ -414,7 +415,7 @@ def test_decode_counts_prompts_that_differ_in_16_bits(
     record = last_json(capsys.readouterr().out)
     identical = {row["mode"]: row["identical_prompts"] for row in record["rows"]}
     assert identical["autoregressive"] == 2
-    flags = [prompt["identical"] for prompt in record["rows"][1]["prompts"]]
+    flags = [prompt["identical"] for prompt in record["rows"][2]["prompts"]]
     assert flags[0] is False
     assert sum(flags) == identical["lookahead"]
 

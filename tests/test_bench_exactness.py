@@ -1,0 +1,147 @@
+"""The benchmark of exactness: what it counts, what it resumes, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
+
+import exactness
+import exactness_cost
+from tiny_checkpoint import write_tiny_checkpoint
+from tiny_models import one_thread
+
+from lookahead import Engine
+from lookahead.models.llama import Llama
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_tiny_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture
+def arguments(checkpoint: Path, tmp_path: Path) -> list[str]:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"id": name, "prompt": name * 9} for name in ("abc ", "ab", "hello there ")]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [
+        *("--ckpt", str(checkpoint), "--prompts", str(prompts), "--max-new-tokens", "20"),
+        *("--configs", "4,3,4;0,4,3", "--dtype", "bfloat16"),
+    ]
+
+
+def last_json(text: str) -> dict:
+    return json.loads(text.splitlines()[-1])
+
+
+def test_everything_is_the_same(arguments, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert exactness.main([*arguments, "--json-out", str(out)]) == 0
+    text = capsys.readouterr().out
+    record = last_json(text)
+    assert json.loads(out.read_text()) == record
+    assert [row["name"] for row in record["rows"]] == ["lookahead (4, 3, 4)", "pool only (0, 4, 3)"]
+    for row in record["rows"]:
+        assert (row["prompts"], row["identical"], row["logits_differ"]) == (3, 3, 0)
+        assert row["logits_compared"] == row["tokens"] == 60
+        assert (row["first_difference"], row["margin"]) == (None, None)
+    assert "pool only (0, 4, 3)  3 of 3             0 of 60" in text
+    assert record["provenance"]["dtype"] == "bfloat16"
+
+
+def test_a_difference_is_told_with_its_margin(arguments, monkeypatch, capsys):
+    """Every logit of one kind of step is another."""
+    logits = Llama.logits
+    monkeypatch.setattr(
+        Llama, "logits", lambda model, hidden: logits(model, hidden) * (-1) ** (hidden.shape[1] > 1)
+    )
+    assert exactness.main(arguments) == 1
+    row = last_json(capsys.readouterr().out)["rows"][0]
+    assert row["identical"] == 0
+    assert row["logits_differ"] > 0
+    assert row["first_difference"] == 0
+    assert row["margin"] >= 0
+
+
+def test_finished_prompts_are_kept(arguments, tmp_path, monkeypatch, capsys):
+    kept = tmp_path / "kept.jsonl"
+    assert exactness.main([*arguments, "--resume", str(kept), "--limit", "2"]) == 0
+    assert len(kept.read_text().splitlines()) == 2
+    generated = []
+    stream = Engine.stream
+
+    def counted(engine, *arguments, **options):
+        generated.append(arguments)
+        return stream(engine, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "stream", counted)
+    assert exactness.main([*arguments, "--resume", str(kept)]) == 0
+    assert len(generated) == 3  # one prompt, plain and twice
+    assert last_json(capsys.readouterr().out)["prompts"] == 3
+    assert exactness.main([*arguments, "--resume", str(kept), "--dtype", "float32"]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_cost(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(exactness_cost, "LENGTHS", (30, 70))
+    monkeypatch.setattr(exactness_cost, "MOST_TOKENS", 70)
+    monkeypatch.setattr(exactness_cost, "REPEATS", 2)
+    assert exactness.main([*arguments, "--cost"]) == 0
+    record = last_json(capsys.readouterr().out)
+    shapes = [(row["length"], row["window"], row["guesses"]) for row in record["rows"]]
+    assert shapes == [(30, 0, 0), (30, 4, 4), (30, 0, 3), (70, 0, 0), (70, 4, 4), (70, 0, 3)]
+    for row in record["rows"]:
+        assert row["ratio"] == row["exact_ms"]["median"] / row["fast_ms"]["median"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--peers", "other"], "--peers: 'other' is not known"),
+        (["--least-tokens", "9999"], "no prompt has 9999.."),
+        (["--configs", "1"], "--configs: expected"),
+        (["--dtype", "int8"], "dtype 'int8' is not known"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(arguments, more, expected, capsys):
+    assert exactness.main([*arguments, *more]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {expected}")
+    assert captured.err.count("\n") == 1
+
+
+def test_an_engine_that_is_not_exact_is_refused(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("lookahead.models.llama.is_available", lambda: False)
+    assert exactness.main(arguments) == 2
+    assert "this engine is not exact here: torch's attention" in capsys.readouterr().err
+
+
+def test_texts_are_compared_up_to_where_they_part():
+    logits = torch.tensor([[1.0, 3.0], [2.0, 0.5], [0.0, 4.0]])
+    other = logits.clone()
+    other[1] = torch.tensor([2.0, 2.5])
+    found = exactness.compare_texts(([1, 0, 1], logits), ([1, 1, 1], other))
+    assert found == {
+        "tokens": 3,
+        "identical": False,
+        "first_difference": 1,
+        "margin": 1.5,
+        "logits_compared": 2,
+        "logits_differ": 1,
+    }
+    same = exactness.compare_texts(([1, 0, 1], logits), ([1, 0, 1], logits.clone()))
+    assert (same["identical"], same["logits_compared"], same["logits_differ"]) == (True, 3, 0)
+    signed = exactness.compare_texts(([1], torch.tensor([[0.0]])), ([1], torch.tensor([[-0.0]])))
+    assert signed["logits_differ"] == 1  # bits, not values
