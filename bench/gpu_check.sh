@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, in one command of at most eight minutes: the tests that need one,
-# the attention benchmark, and, given a checkpoint, decoding. Installs nothing and needs no network.
+# the attention benchmark, and, given a checkpoint, decoding and its exactness. Installs nothing and needs
+# no network.
 #
 #   bench/gpu_check.sh OUT_DIR [CKPT]
 #
@@ -30,7 +31,7 @@ log=$out/log.txt
 parts=$out/parts.tsv
 : > "$log"
 : > "$parts"
-rm -f "$out"/{gpu_check,attn_mask,decode}.json "$out/tests.xml"
+rm -f "$out"/{gpu_check,attn_mask,decode,exactness}.json "$out/tests.xml"
 
 # part NAME SECONDS COMMAND...: run it within SECONDS and note how it ended.
 part() {
@@ -45,11 +46,13 @@ part() {
     echo "== $name: exit code $code" | tee -a "$log"
 }
 
-part tests 180 "$python" -m pytest -m gpu tests -rs --continue-on-collection-errors \
+part tests 170 "$python" -m pytest -m gpu tests -rs --continue-on-collection-errors \
     --junitxml "$out/tests.xml" -p no:cacheprovider
-part attn_mask 200 "$python" bench/attn_mask.py --quick --seconds 140 --json-out "$out/attn_mask.json"
+part attn_mask 170 "$python" bench/attn_mask.py --quick --seconds 120 --json-out "$out/attn_mask.json"
 if [ -n "$checkpoint" ]; then
     part decode 80 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
         --max-new-tokens 64 --configs "5,4,5;15,5,15" --json-out "$out/decode.json"
+    part exactness 50 "$python" bench/exactness.py --ckpt "$checkpoint" --limit 3 \
+        --max-new-tokens 64 --dtype bfloat16 --json-out "$out/exactness.json"
 fi
 "$python" bench/gpu_report.py "$out" 2>> "$log"

@@ -4,11 +4,9 @@ Knows what can be asked for and refuses the rest. How a request runs is `stream.
 step does that of `step.py`.
 """
 
-import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
 
 from lookahead.compare import OnLogits, compared
 from lookahead.config import (
@@ -32,6 +30,7 @@ from lookahead.models.checkpoint_config import read_model_config
 from lookahead.models.llama import Llama
 from lookahead.models.loader import load_weights
 from lookahead.prefill import CHUNK_ROWS
+from lookahead.prompt_ids import Prompt, as_prompts, prompt_ids
 from lookahead.results import Result
 from lookahead.step import DecodeState, Step, StepRecord
 from lookahead.stream import Request, Stream
@@ -39,7 +38,6 @@ from lookahead.tokenizer import Tokenizer
 
 DEFAULT_MAX_LENGTH = 4096
 MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
-Prompt = str | Sequence[int]
 
 
 class Engine:
@@ -156,7 +154,7 @@ class Engine:
         trace: Callable[[StepRecord], None] | None = None,
     ) -> Result | list[Result]:
         """Decode one prompt to its end. Arguments as for `stream`; a list of prompts gives a list."""
-        prompts, is_list = _as_prompts(prompt)
+        prompts, is_list = as_prompts(prompt)
         if len(prompts) > 1:
             raise InputError(
                 f"got {len(prompts)} prompts, expected one: give them one at a time, batches do not "
@@ -232,7 +230,7 @@ class Engine:
         if mode == "autoregressive":
             config = AUTOREGRESSIVE
         self._check_rows(config)
-        ids = self._prompt_ids(prompt)
+        ids = prompt_ids(prompt, self.tokenizer, self.model.config, self.max_length)
         if self._step.config != config:
             self._step = Step(self.model, self._cache, self._state, config)
         request = Request(
@@ -306,49 +304,7 @@ class Engine:
         """The largest window = guesses that fits with this ngram."""
         return self.max_step_rows // (2 * (ngram - 1))
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        if not ids:
-            raise InputError(
-                "the prompt is empty: after tokenising it has no tokens, expected at least 1"
-            )
-        vocab_size = self.model.config.vocab_size
-        for token in ids:
-            if not 0 <= token < vocab_size:
-                raise InputError(
-                    f"prompt id {token} is not in the vocabulary, expected 0..{vocab_size - 1}"
-                )
-        if len(ids) >= self.max_length:
-            most = self.model.config.max_position_embeddings
-            can_raise = f" or raise max_length (at most {most})" if self.max_length < most else ""
-            raise InputError(
-                f"the prompt has {len(ids)} tokens, at most {self.max_length - 1} fit in a context of "
-                f"{self.max_length}; shorten it{can_raise}"
-            )
-        return ids
-
 
 def _spare_rows(max_step_rows: int) -> int:
     """Room behind the context for the rows of a step or a prefill chunk."""
     return max(max_step_rows, CHUNK_ROWS)
-
-
-def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether a list of prompts was given rather than one prompt."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
-        return [prompt], False
-    items: list[Any] = list(prompt)
-    is_one_prompt = all(isinstance(item, SupportsIndex) for item in items)
-    return ([items], False) if is_one_prompt else (items, True)
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    """Plain numbers of ids that may come from any library."""
-    try:
-        if isinstance(prompt, bytes):
-            raise TypeError("bytes are neither")
-        return [operator.index(token) for token in prompt]
-    except TypeError as error:
-        raise InputError(
-            f"a prompt must be text or a list of token ids, got {prompt!r:.80}"
-        ) from error

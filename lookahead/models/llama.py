@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask import attend
 from lookahead.kernels.attn_mask_cpu import BLOCK
+from lookahead.kernels.attn_trial import keeps_bits
 from lookahead.kernels.fused_attention import is_available
 from lookahead.kernels.rms_norm import add_rms_norm, rms_norm
 from lookahead.kernels.rope_write import rope_write
@@ -111,6 +112,9 @@ class Llama:
             return "Triton's interpreter sums as the processor's library likes"
         if self._attention_name == "torch":
             return "torch's attention has no fixed order of keys on this device"
+        heads = (self.config.num_q_heads, self.config.num_kv_heads, self.config.head_dim)
+        if not keeps_bits(self._attention_name, *heads, self.dtype, self.device):
+            return "attention gave a verified row other bits than the autoregressive row"
         return None
 
     def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:

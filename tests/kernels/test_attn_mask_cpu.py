@@ -22,6 +22,7 @@ from attention_cases import (
 )
 
 from lookahead.kernels.attn_mask_cpu import BLOCK
+from lookahead.kernels.attn_trial import keeps_bits
 from lookahead.layout import LookaheadLayout
 
 LENGTHS = (0, 1, 37, BLOCK - 1, BLOCK, BLOCK + 1, 577)
@@ -140,3 +141,10 @@ def test_hidden_keys_and_values_do_not_leak(dtype):
             part[:, :, hidden] = 100 * noise[:, :, hidden].to(dtype)
         after = run_canonical(replace(case, k_cache=caches[0], v_cache=caches[1]))
         assert same_bits(after[0, row], before[0, row]), row
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_trial_tells_canonical_order_from_another(dtype):
+    sizes = (6, 2, 64, dtype, torch.device("cpu"))
+    assert keeps_bits("canonical", *sizes)
+    assert not keeps_bits("sdpa", *sizes)
