@@ -9,6 +9,7 @@ error, tables and a last line of JSON to standard output. Exit codes: 0; 1 when 
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,15 +23,17 @@ import timing  # first, for it says in one line that the package cannot be impor
 import decode_modes
 import exactness_cost
 import exactness_peer
+import peers
 import torch
 from decode_modes import Job
+from exactness_texts import compare_texts
 from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
-from lookahead.compare import first_difference
 from lookahead.config import AUTOREGRESSIVE
 from lookahead.devices import choose_device, choose_dtype, dtype_name
 from lookahead.errors import InputError
+from lookahead.json_file import parse_json_object
 from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
 from lookahead.tokenizer import Tokenizer
@@ -132,10 +135,11 @@ def _where(plan: Plan) -> str:
 def _plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked without the weights."""
     configs = decode_modes.parse_configs(options.configs)
-    if options.peers not in ("", "transformers"):
-        raise InputError(f"--peers: {options.peers!r} is not known, expected transformers")
+    peers.parse_peers(options.peers)
+    if options.cost and (options.resume or options.peers):
+        raise InputError("--cost decodes a text of its own: leave out --resume and --peers")
     timing.check_writable(options.json_out)
-    timing.check_writable(options.resume)
+    timing.check_writable(options.resume, "--resume")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = choose_device(options.device)
@@ -155,7 +159,8 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def _compare_all(plan: Plan) -> Iterator[dict[str, Any]]:
     """What was found on each prompt, that of an earlier run included."""
-    done = _read_finished(plan.options.resume, _request(plan))
+    request = _request(plan)
+    done = _read_finished(plan.options.resume, request)
     engine = plan.load_engine()
     if engine.model.inexact_reason is not None:
         raise InputError(f"this engine is not exact here: {engine.model.inexact_reason}")
@@ -165,12 +170,13 @@ def _compare_all(plan: Plan) -> Iterator[dict[str, Any]]:
             plan.options.ckpt, engine.model.config, plan.dtype, plan.device
         )
     for number, job in enumerate(tqdm(plan.jobs, unit="prompt", disable=None)):
-        key = f"{number} {job.prompt.id}"
+        digest = hashlib.sha256(json.dumps(job.token_ids).encode()).hexdigest()
+        key = f"{number} {job.prompt.id} {digest[:16]}"
         if key not in done:
             found = _compare(engine, plan, job)
             if peer is not None:
                 found.append(peer.compare(job.token_ids, plan.options.max_new_tokens))
-            done[key] = {"key": key, "request": _request(plan), "found": found}
+            done[key] = {"key": key, "request": request, "found": found}
             if plan.options.resume is not None:
                 with plan.options.resume.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(done[key]) + "\n")
@@ -180,7 +186,13 @@ def _compare_all(plan: Plan) -> Iterator[dict[str, Any]]:
 def _request(plan: Plan) -> dict[str, Any]:
     """What two runs must have in common for one to go on from the other."""
     options = plan.options
+    where = timing.provenance(plan.device, plan.dtype)
     return {
+        "checkpoint": str(options.ckpt.resolve()),
+        "commit": where["commit"],
+        "dirty": where["dirty"],
+        "versions": where["versions"],
+        "processor": where["gpu"] or where["processor"],
         "dtype": dtype_name(plan.dtype),
         "threads": torch.get_num_threads(),
         "configs": options.configs,
@@ -192,11 +204,18 @@ def _request(plan: Plan) -> dict[str, Any]:
 def _read_finished(path: Path | None, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if path is None or not path.exists():
         return {}
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for record in records:
-        if record["request"] != request:
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]  # a run that was stopped may have left half a line
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    records = [
+        parse_json_object(line, f"--resume {path}, line {number}")
+        for number, line in enumerate(whole.splitlines(), start=1)
+    ]
+    for number, record in enumerate(records, start=1):
+        if set(record) != {"key", "request", "found"} or record["request"] != request:
             raise InputError(
-                f"--resume {path} is of another run, {record['request']}: give the same options or "
+                f"--resume {path}, line {number} is of another run: give the options of that run, or "
                 "another file"
             )
     return {record["key"]: record for record in records}
@@ -238,29 +257,6 @@ def emitted(
     return stream.result.token_ids, torch.cat(rows)
 
 
-def compare_texts(
-    plain: tuple[list[int], torch.Tensor], other: tuple[list[int], torch.Tensor]
-) -> dict[str, Any]:
-    """Where two texts part, with the margin between plain decoding's two best there, and how many rows
-    of logits up to there, the one that parts them included, differ by a bit."""
-    place = first_difference(plain[0], other[0])
-    count = min(len(plain[1]), len(other[1]), len(plain[0]) if place is None else place + 1)
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[plain[1].element_size()]
-    bits = [logits[:count].contiguous().view(kind) for logits in (plain[1], other[1])]
-    margin = None
-    if place is not None and place < len(plain[1]):
-        best = plain[1][place].float().topk(2).values
-        margin = float(best[0] - best[1])
-    return {
-        "tokens": len(plain[0]),
-        "identical": place is None,
-        "first_difference": place,
-        "margin": margin,
-        "logits_compared": count,
-        "logits_differ": int((bits[0] != bits[1]).any(1).sum()),
-    }
-
-
 def summarise(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each configuration and peer."""
     rows = []
@@ -274,8 +270,8 @@ def summarise(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "prompts": len(column),
                 "identical": len(column) - len(parted),
                 "tokens": sum(each["tokens"] for each in column),
-                "logits_compared": sum(each["logits_compared"] or 0 for each in column),
-                "logits_differ": sum(each["logits_differ"] or 0 for each in column),
+                "logits_compared": sum(each["logits_compared"] for each in column),
+                "logits_differ": sum(each["logits_differ"] for each in column),
                 "first_difference": first and first["first_difference"],
                 "margin": first and first["margin"],
             }
@@ -293,7 +289,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             (
                 row["name"],
                 f"{row['identical']} of {row['prompts']}",
-                "not compared" if row["peer"] else logits,
+                logits,
                 "none" if place is None else f"token {place}",
                 "" if margin is None else f"{margin:.3g}",
             )

@@ -238,7 +238,7 @@ def run_main(
         return INTERRUPTED
 
 
-def check_writable(path: Path | None) -> None:
+def check_writable(path: Path | None, option: str = "--json-out") -> None:
     """Refuse a file that cannot be written before the work is done rather than after."""
     if path is None:
         return
@@ -249,7 +249,7 @@ def check_writable(path: Path | None) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise InputError(f"--json-out {path} cannot be written: {error.strerror}") from error
+        raise InputError(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
 def publish(record: dict[str, Any], path: Path | None) -> None:

@@ -6,10 +6,8 @@ from dataclasses import replace
 import torch
 
 from lookahead.results import Difference, Result
-from lookahead.stream import Stream
+from lookahead.stream import OnLogits, Stream
 
-# Called with each step's logits [count, vocab]: those that its tokens are the choices of.
-OnLogits = Callable[[torch.Tensor], None]
 # Begins a stream in a mode, with such a callable.
 Start = Callable[[str, OnLogits], Stream]
 

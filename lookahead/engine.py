@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from lookahead.compare import OnLogits, compared
+from lookahead.compare import compared
 from lookahead.config import (
     AUTOREGRESSIVE,
     MODES,
@@ -33,7 +33,7 @@ from lookahead.prefill import CHUNK_ROWS
 from lookahead.prompt_ids import Prompt, as_prompts, prompt_ids
 from lookahead.results import Result
 from lookahead.step import DecodeState, Step, StepRecord
-from lookahead.stream import Request, Stream
+from lookahead.stream import OnLogits, Request, Stream
 from lookahead.tokenizer import Tokenizer
 
 DEFAULT_MAX_LENGTH = 4096
@@ -200,7 +200,7 @@ class Engine:
             ignore_eos: go on behind an end-of-text id.
             trace: called with each step's record.
             on_logits: called with each step's logits [count, vocab], those that its tokens are the
-                choices of, on the model's device.
+                choices of, on the model's device; those of a stop string's tokens too.
 
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.

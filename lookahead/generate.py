@@ -26,8 +26,7 @@ from lookahead.json_file import parse_json_object
 from lookahead.results import Result
 
 if TYPE_CHECKING:
-    from lookahead.compare import OnLogits
-    from lookahead.stream import Stream
+    from lookahead.stream import OnLogits, Stream
     from lookahead.tokenizer import Tokenizer
 
 COLOURS = (36, 33, 32, 35, 34, 31)
@@ -123,8 +122,11 @@ def _run(options: argparse.Namespace) -> int:
         other = replace(_show(start("autoregressive"), silent=True), prompt=prompt)
         interrupted = other.finish_reason == "interrupted"
         if not interrupted:
-            result = compared(result, other, start)
-            print(_comparison(result, other, engine.tokenizer), file=sys.stderr)
+            try:
+                result = compared(result, other, start)
+                print(_comparison(result, other, engine.tokenizer), file=sys.stderr)
+            except KeyboardInterrupt:  # while looking for the logits of a difference
+                interrupted = True
     if options.json:
         print(json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False), flush=True)
     if interrupted:

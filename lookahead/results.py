@@ -39,7 +39,8 @@ class Result:
         finish_reason: "eos", "stop", "length", "context" or "interrupted".
         exact: whether the ids are promised to be those of autoregressive decoding to the bit.
         inexact_reason: why not; None where they are.
-        row_block: rows of the block whose bits all matrix products have; None where they are not exact.
+        row_block: each matrix product has the bits of calls of a block of rows that depends on its
+            shape, this is the smallest; None where they have no such block.
         autoregressive, identical, difference: with a comparison, the other mode's result, whether the
             ids are the same, and where they part if they are not.
     """

@@ -17,6 +17,9 @@ from lookahead.results import Chunk, Result
 from lookahead.step import Step, StepRecord
 from lookahead.stops import StopText
 
+# Called with each step's logits [count, vocab]: those that its tokens are the choices of.
+OnLogits = Callable[[torch.Tensor], None]
+
 
 @dataclass(frozen=True)
 class Request:
@@ -43,7 +46,7 @@ class Stream:
         detokenizer: IncrementalDetokenizer,
         request: Request,
         trace: Callable[[StepRecord], None] | None,
-        on_logits: Callable[[torch.Tensor], None] | None,
+        on_logits: OnLogits | None,
     ) -> None:
         self._step = step
         self._request = request

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import exactness
 import exactness_cost
+from exactness_texts import compare_texts
 from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
 
@@ -90,8 +91,18 @@ def test_finished_prompts_are_kept(arguments, tmp_path, monkeypatch, capsys):
     assert exactness.main([*arguments, "--resume", str(kept)]) == 0
     assert len(generated) == 3  # one prompt, plain and twice
     assert last_json(capsys.readouterr().out)["prompts"] == 3
-    assert exactness.main([*arguments, "--resume", str(kept), "--dtype", "float32"]) == 2
-    assert "--resume" in capsys.readouterr().err
+    with kept.open("a") as file:
+        file.write('{"key": "2 ')  # a run that was stopped while it wrote
+    assert exactness.main([*arguments, "--resume", str(kept)]) == 0
+    for change in (["--dtype", "float32"], ["--configs", "4,3,4"], ["--max-new-tokens", "9"]):
+        assert exactness.main([*arguments, "--resume", str(kept), *change]) == 2
+        assert "line 1 is of another run" in capsys.readouterr().err
+    for broken in ("[]", "{}", "nonsense"):
+        kept.write_text(broken + "\n")
+        assert exactness.main([*arguments, "--resume", str(kept)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: --resume {kept}, line 1")
+        assert error.count("\n") == 1
 
 
 def test_cost(arguments, monkeypatch, capsys):
@@ -112,6 +123,8 @@ def test_cost(arguments, monkeypatch, capsys):
         (["--peers", "other"], "--peers: 'other' is not known"),
         (["--least-tokens", "9999"], "no prompt has 9999.."),
         (["--configs", "1"], "--configs: expected"),
+        (["--cost", "--resume", "x.jsonl"], "--cost decodes a text of its own"),
+        (["--resume", "."], "--resume . cannot be written"),
         (["--dtype", "int8"], "dtype 'int8' is not known"),
     ],
 )
@@ -132,7 +145,7 @@ def test_texts_are_compared_up_to_where_they_part():
     logits = torch.tensor([[1.0, 3.0], [2.0, 0.5], [0.0, 4.0]])
     other = logits.clone()
     other[1] = torch.tensor([2.0, 2.5])
-    found = exactness.compare_texts(([1, 0, 1], logits), ([1, 1, 1], other))
+    found = compare_texts(([1, 0, 1], logits), ([1, 1, 1], other))
     assert found == {
         "tokens": 3,
         "identical": False,
@@ -141,7 +154,7 @@ def test_texts_are_compared_up_to_where_they_part():
         "logits_compared": 2,
         "logits_differ": 1,
     }
-    same = exactness.compare_texts(([1, 0, 1], logits), ([1, 0, 1], logits.clone()))
+    same = compare_texts(([1, 0, 1], logits), ([1, 0, 1], logits.clone()))
     assert (same["identical"], same["logits_compared"], same["logits_differ"]) == (True, 3, 0)
-    signed = exactness.compare_texts(([1], torch.tensor([[0.0]])), ([1], torch.tensor([[-0.0]])))
+    signed = compare_texts(([1], torch.tensor([[0.0]])), ([1], torch.tensor([[-0.0]])))
     assert signed["logits_differ"] == 1  # bits, not values

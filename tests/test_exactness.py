@@ -13,8 +13,10 @@ from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 from lookahead.config import LookaheadConfig
 from lookahead.engine import Engine
 from lookahead.kernels.attn_mask_cpu import BLOCK
+from lookahead.kernels.row_blocks import CPU_BLOCKS, RowRule
 from lookahead.layout import LookaheadLayout
 from lookahead.models import products
+from lookahead.prefill import CHUNK_ROWS
 
 SMOLLM2 = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-instruct"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -42,7 +44,8 @@ def engine(number: int, dtype: torch.dtype) -> Engine:
 
 def draw_case(draw: random.Random, vocab_size: int) -> tuple[list[int], LookaheadConfig]:
     """A prompt that often ends just before a block of keys, or of a chunk of the prefill, does."""
-    length = draw.choice((1, 2, 3 * BLOCK - 20, *range(BLOCK - 12, BLOCK + 3), 2 * BLOCK - 6))
+    borders = (BLOCK, 2 * BLOCK, CHUNK_ROWS + BLOCK, 2 * CHUNK_ROWS)
+    length = draw.choice((1, 2, *(border + draw.randint(-12, 3) for border in borders)))
     window, ngram, guesses = draw.randint(0, 8), draw.randint(2, 7), draw.randint(1, 8)
     while LookaheadLayout.count_rows(window, ngram, guesses) > 128:
         window, guesses = window // 2, guesses // 2
@@ -110,7 +113,8 @@ def test_products_that_depend_on_the_number_of_rows_are_found_out(monkeypatch):
         return lambda rows: run(rows) * (1 + 2**-7 * (len(rows) % 3))
 
     monkeypatch.setattr(products, "_runner", by_count)
-    monkeypatch.setattr(products._Rule, "fitting", lambda rule, count: count)
+    monkeypatch.setattr(products, "_rule", cache(products._rule.__wrapped__))  # learns anew
+    monkeypatch.setattr(RowRule, "fitting", lambda rule, calls, count: count)
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
     running = build_engine(build_llama(checkpoint, torch.bfloat16), max_length=MAX_LENGTH)
     assert not all(which_hold(running))
@@ -125,7 +129,45 @@ def test_results_tell_whether_and_why_not(exact):
     assert result.row_block == (model.row_block if exact else None)
     assert result.inexact_reason == (None if exact else "exactness is turned off")
     if exact:
-        assert model.row_block in products.CPU_BLOCKS
+        assert model.row_block in CPU_BLOCKS
+
+
+def test_exactness_is_not_claimed_where_a_trial_fails(monkeypatch):
+    checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
+    monkeypatch.setattr("lookahead.models.llama.keeps_bits", lambda *_: False)
+    reason = build_llama(checkpoint, torch.float32).inexact_reason
+    assert reason == "attention gave a verified row other bits than the autoregressive row"
+    monkeypatch.setattr(products.Product, "row_block", None)
+    reason = build_llama(checkpoint, torch.float32).inexact_reason
+    assert reason == "this device's matrix products depend on a row's place in its block"
+
+
+def test_without_exactness_too_the_text_is_right_up_to_the_end_of_the_context():
+    """In float64, where no near-tie parts the modes."""
+    checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
+    running = build_engine(build_llama(checkpoint, torch.float64, exact=False), max_length=40)
+    for shape in ((5, 4, 5), (0, 5, 8), (3, 3, 3)):
+        for first in range(6):
+            prompt = [first, 1, 2, first, 1]
+            result = running.compare(
+                prompt, max_new_tokens=99, lookahead=LookaheadConfig(*shape), ignore_eos=True
+            )
+            assert result.finish_reason == "context"
+            assert result.identical
+
+
+def test_threads():
+    """With two threads, and after their number changed under a loaded model."""
+    running = engine(0, torch.bfloat16)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1, 2):
+            torch.set_num_threads(threads)
+            with checked_steps():
+                prompt, config = draw_case(random.Random(threads), 8)
+                assert running.compare(prompt, max_new_tokens=NUM_NEW, lookahead=config).identical
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_exactness_is_not_claimed_where_the_operation_is_missing(monkeypatch):
@@ -136,7 +178,7 @@ def test_exactness_is_not_claimed_where_the_operation_is_missing(monkeypatch):
 
 
 def test_the_comparison_tells_both_candidates_and_their_logits(monkeypatch):
-    """The script gives another token where the path is long and the step has candidates."""
+    """Autoregressive decoding is given another prompt."""
 
     def script(path):
         return (len(path) * 7 + sum(path)) % 5

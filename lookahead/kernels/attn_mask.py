@@ -41,8 +41,9 @@ def attend(
     the keys of its path in `layout`, where row k's key lies at index `row_start + k`. Nothing else of
     the cache is read. Query head h uses key/value head h // (num_q_heads // num_kv_heads).
 
-    Keys and values that are read must be finite, which `rope_write` sees to: an implementation may give
-    one that a row does not see a weight of 0. A query may hold NaN; it spoils its own row alone.
+    Keys and values that are read must be finite, which `rope_write` sees to, and so must their products
+    with queries in float32: an implementation may give a key that a row does not see weight 0. A query
+    may hold NaN; it spoils its own row alone.
 
     Args:
         q: [B, T, num_q_heads, head_dim], float16, bfloat16, float32 or float64.

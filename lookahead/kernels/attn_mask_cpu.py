@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.fused_attention import ROW_BLOCKS, attend_rows, fused
+from lookahead.kernels.fused_attention import attend_rows, fused
+from lookahead.kernels.row_blocks import CPU_BLOCKS
 from lookahead.layout import LookaheadLayout, RowTree
 
 BLOCK = 64
@@ -115,7 +116,7 @@ def _places(
     own[:, :offset] = torch.arange(prefix, length)
     fitting = min(longest, BLOCK - offset)
     own[:, offset : offset + fitting] += paths.rows[:, :fitting]
-    depths = torch.arange(longest + ROW_BLOCKS[0]).unsqueeze(1)  # rows to fill up with, too
+    depths = torch.arange(longest + max(CPU_BLOCKS)).unsqueeze(1)  # rows to fill up with, too
     is_hidden = torch.arange(BLOCK) > offset + depths
     num_others = paths.window + -(offset + paths.window) % 16  # a whole number of vectors
     others = torch.full((offset + num_others,), row_start)

@@ -13,7 +13,6 @@ LAYOUT = LookaheadLayout(window=3, ngram=4, guesses=2)
 ONE_ROW = LookaheadLayout(window=0, ngram=2, guesses=0)
 
 
-@cache
 def keeps_bits(
     implementation: str,
     num_q_heads: int,
@@ -23,6 +22,20 @@ def keeps_bits(
     device: torch.device,
 ) -> bool:
     """Runs a step of two candidates, and each row of their paths once more alone behind the others."""
+    heads = (num_q_heads, num_kv_heads, head_dim)
+    return _keeps_bits(implementation, heads, dtype, device, torch.get_num_threads())
+
+
+@cache
+def _keeps_bits(
+    implementation: str,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    num_threads: int,
+) -> bool:
+    """`num_threads` is looked at by nobody here, but the library may."""
+    num_q_heads, num_kv_heads, head_dim = heads
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -4,25 +4,14 @@ Knows queries, keys and values as they are given; which keys a row is to see is 
 business.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 
-from lookahead.kernels.row_blocks import (
-    Operation,
-    aligned,
-    counts_to_try,
-    fits,
-    in_blocks,
-    is_sound,
-    pad_rows,
-)
+from lookahead.kernels.row_blocks import CPU_BLOCKS, Operation, RowRule, aligned
 
-ROW_BLOCKS = (32, 24, 16, 8, 1)
 TRIAL_OUTPUTS = 256
-# Queries of a trial: so large that the rounding of a score of 0 decides its weight.
-LARGE = 100.0
 
 
 def fused(
@@ -47,35 +36,31 @@ def is_available() -> bool:
 def attend_rows(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`fused` with a number of rows that gives the bits of a block; of the mask [1, 1, rows, keys] as
-    many rows as are needed are used."""
+    """`fused` by the rule of rows; of the mask [1, 1, rows, keys] the first rows are used."""
     calls, num_kv_heads, count, head_dim = q.shape
-    num_keys = keys.shape[2]
-    has_mask = mask is not None
-    kind = _Kind(num_kv_heads, num_keys, head_dim, q.dtype, has_mask, torch.get_num_threads())
-    padded = _fitting_count(kind, calls, count)
+    num_keys, has_mask = keys.shape[2], mask is not None
+    rule = _rule(
+        _Kind(num_kv_heads, num_keys, head_dim, q.dtype, has_mask, torch.get_num_threads())
+    )
+    padded = rule.fitting(calls, count)
     if padded == count:
         return fused(aligned(q), keys, values, None if mask is None else mask[:, :, :count])
-    if padded is not None:
-        mask = None if mask is None else mask[:, :, :padded]
-        out, weight = fused(pad_rows(q.transpose(1, 2), padded).transpose(1, 2), keys, values, mask)
-        return out[:, :, :count], weight[:, :, :count]
-    if calls > 1:
+    if padded is None and calls > 1:
         parts = [
             attend_rows(q[[call]], keys[[call]], values[[call]], mask) for call in range(calls)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    block = _row_block(kind)
-    starts = iter(range(0, count, block))
+    start = 0
 
     def run(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        start = next(starts)
-        part = None if mask is None else mask[:, :, start : start + block]
-        found = fused(rows.transpose(1, 2), keys, values, part)
-        return found[0].transpose(1, 2), found[1].transpose(1, 2)
+        nonlocal start
+        part = None if mask is None else mask[:, :, start : start + rows.shape[1]]
+        start += rows.shape[1]
+        out, weight = fused(rows.transpose(1, 2), keys, values, part)
+        return out.transpose(1, 2), weight.transpose(1, 2)
 
-    found = in_blocks(run, q.transpose(1, 2), block)
-    return found[0].transpose(1, 2), found[1].transpose(1, 2)
+    out, weight = rule.run(run, q.transpose(1, 2))
+    return out.transpose(1, 2), weight.transpose(1, 2)
 
 
 class _Kind(NamedTuple):
@@ -90,24 +75,11 @@ class _Kind(NamedTuple):
 
 
 @cache
-def _row_block(kind: _Kind) -> int:
-    """The largest block of rows in which a row's bits depend on it alone."""
-    trials = _trials(kind, max(ROW_BLOCKS))
-    return next(block for block in ROW_BLOCKS if all(is_sound(*trial, block) for trial in trials))
+def _rule(kind: _Kind) -> RowRule:
+    return RowRule(CPU_BLOCKS, lambda num_rows: _trials(kind, num_rows))
 
 
-@cache
-def _fitting_count(kind: _Kind, calls: int, count: int) -> int | None:
-    """The least number of rows, at least `count`, that gives the bits of a block; None if a call must
-    be cut."""
-    block = _row_block(kind)
-    trials = _trials(kind, count + block)
-    for padded in counts_to_try(count, block):
-        if all(fits(operation, rows[:padded], calls, block) for operation, rows in trials):
-            return padded
-    return None
-
-
+@lru_cache(maxsize=2)
 def _trials(kind: _Kind, num_rows: int) -> list[tuple[Operation, torch.Tensor]]:
     """Operations of this kind and rows for them; several where one would have few outputs."""
     num_seeds = -(-TRIAL_OUTPUTS // (kind.num_kv_heads * kind.head_dim))
@@ -115,7 +87,7 @@ def _trials(kind: _Kind, num_rows: int) -> list[tuple[Operation, torch.Tensor]]:
 
 
 def _trial(kind: _Kind, num_rows: int, seed: int) -> list[tuple[Operation, torch.Tensor]]:
-    """One whose scores cancel but for their rounding, which is large, and one whose values do."""
+    """One whose scores cancel but for their rounding, and one whose values do."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -124,7 +96,10 @@ def _trial(kind: _Kind, num_rows: int, seed: int) -> list[tuple[Operation, torch
     rows = draw(num_rows, kind.num_kv_heads, kind.head_dim)
     keys, values = (draw(1, kind.num_kv_heads, kind.num_keys, kind.head_dim) for _ in range(2))
     first, second = _pairs(kind.head_dim, generator)
-    cancelling_rows, cancelling_keys = LARGE * rows, keys.clone()
+    # Products so large that their sums' rounding, the whole of a score then, is of the size of 1.
+    wide = torch.float64 if kind.dtype == torch.float64 else torch.float32
+    size = torch.finfo(wide).eps ** -0.5
+    cancelling_rows, cancelling_keys = size * rows, size * keys
     cancelling_rows[..., second] = cancelling_rows[..., first]
     cancelling_keys[..., second] = -cancelling_keys[..., first]
     early, late = _pairs(kind.num_keys, generator)

@@ -23,7 +23,7 @@ def rope_write_ref(
     ).to(qkv.dtype)
     queries, keys = rotated.split([num_heads - 2 * num_kv_heads, num_kv_heads], dim=2)
     # 0 where all of a row is finite, else NaN
-    spoiled = keys.sum((2, 3), keepdim=True).add_(values.sum((2, 3), keepdim=True)).mul_(0.0)
+    spoiled = sum((part * 0.0).sum((2, 3), keepdim=True) for part in (keys, values))
     written = slice(row_start, row_start + num_rows)
     for cache, rows in ((k_cache, keys), (v_cache, values)):
         cache[:, :, written] = rows.nan_to_num(0.0, 0.0, 0.0).transpose(1, 2)

@@ -41,7 +41,7 @@ class Llama:
 
     Attributes:
         inexact_reason: why a row's bits may depend on the rows beside it; None if they do not.
-        row_block: rows of the block whose bits all products have, None if not exact.
+        row_block: rows of the smallest block among those of the products, None if not exact.
         emit_block: a step's rows are exact as far as their positions lie in the block of so many
             positions that holds the committed length; None where they are exact anywhere.
     """

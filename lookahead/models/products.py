@@ -1,31 +1,18 @@
-"""Matrix products, and the one rule by which a row's bits do not depend on how many rows run together.
+"""Matrix products whose rows do not depend on how many rows run together.
 
-An exact product has the bits of calls of one block of rows: another number of rows is run as it is
-where a trial finds the block's bits, else filled up or cut. The rule follows from shapes, dtype,
-device, threads and library, never from timing or from what is decoded. On a CPU weights are laid out
-as the library wants them, once. Knows nothing of layers.
+The rule is `row_blocks.py`'s, tried for each shape. On a CPU weights are laid out as the library wants
+them, once. Knows nothing of layers.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import (
-    Operation,
-    aligned,
-    counts_to_try,
-    fits,
-    in_blocks,
-    is_sound,
-    pad_rows,
-)
+from lookahead.kernels.row_blocks import CPU_BLOCKS, GPU_BLOCKS, Operation, RowRule
 
-# A CPU takes longer for every row, a GPU is idle below its block.
-CPU_BLOCKS = (32, 24, 16, 8, 1)
-GPU_BLOCKS = (128,)
 # A trial's weights repeat so many features: what it looks at are the rows.
 TRIAL_FEATURES = 64
 
@@ -42,7 +29,7 @@ class Product:
         self._out_size, self._in_size = weight.shape
         self._has_bias = bias is not None
         self._dtype, self._device = weight.dtype, weight.device
-        self._known_rule: _Rule | None = None
+        self._known_rule: tuple[int, RowRule] | None = None
 
     @property
     def row_block(self) -> int | None:
@@ -59,25 +46,18 @@ class Product:
         rule = self._rule if self.exact else None
         if rule is None or rule.block is None:
             out = self._run(rows)
-        elif rule.fitting(rows.shape[0]) == rows.shape[0]:
-            out = self._run(aligned(rows))
         else:
-            out = self._filled_up_or_cut(rows, rule.block, rule.fitting(rows.shape[0]))
+            out = rule.run(_as_operation(self._run), rows[None])[0][0]
         return out.view(*x.shape[:-1], self._out_size)
 
-    def _filled_up_or_cut(self, rows: torch.Tensor, block: int, padded: int | None) -> torch.Tensor:
-        if padded is not None:
-            return self._run(pad_rows(rows[None], padded)[0])[: len(rows)]
-        return in_blocks(_as_operation(self._run), rows[None], block)[0][0]
-
     @property
-    def _rule(self) -> "_Rule":
+    def _rule(self) -> RowRule:
         num_threads = torch.get_num_threads()
-        if self._known_rule is None or self._known_rule.num_threads != num_threads:
+        if self._known_rule is None or self._known_rule[0] != num_threads:
             sizes = (self._out_size, self._in_size, self._has_bias)
             kind = _Kind(*sizes, self._dtype, self._device, num_threads)
-            self._known_rule = _rule(kind)
-        return self._known_rule
+            self._known_rule = num_threads, _rule(kind)
+        return self._known_rule[1]
 
 
 def _runner(
@@ -123,51 +103,9 @@ class _Kind(NamedTuple):
 
 
 @cache
-def _rule(kind: _Kind) -> "_Rule":
-    return _Rule(kind)
-
-
-class _Rule:
-    """Which numbers of rows have the same bits, for all products of one kind; found by trial."""
-
-    def __init__(self, kind: _Kind) -> None:
-        self._kind = kind
-        self.num_threads = kind.num_threads
-        self._fitting: dict[int, int | None] = {}
-
-    @cached_property
-    def block(self) -> int | None:
-        blocks = CPU_BLOCKS if self._kind.device.type == "cpu" else GPU_BLOCKS
-        trials = _trials(self._kind, max(blocks))
-        return next(
-            (block for block in blocks if all(is_sound(*trial, block) for trial in trials)), None
-        )
-
-    def fitting(self, count: int) -> int | None:
-        """The least number of rows, at least `count`, that has the block's bits; None if a call must be
-        cut."""
-        if count not in self._fitting:
-            self.prepare([count])
-        return self._fitting[count]
-
-    def prepare(self, counts: Iterable[int]) -> None:
-        """Find `fitting` for these counts over one trial's weights."""
-        missing = sorted(set(counts) - set(self._fitting))
-        if not missing or self.block is None:
-            return
-        block = self.block
-        trials = _trials(self._kind, max(missing) + block)
-        tried: dict[int, bool] = {block: True}
-        for count in missing:
-            self._fitting[count] = None
-            for padded in counts_to_try(count, block):
-                if padded not in tried:
-                    tried[padded] = all(
-                        fits(operation, rows[:padded], 1, block) for operation, rows in trials
-                    )
-                if tried[padded]:
-                    self._fitting[count] = padded
-                    break
+def _rule(kind: _Kind) -> RowRule:
+    blocks = CPU_BLOCKS if kind.device.type == "cpu" else GPU_BLOCKS
+    return RowRule(blocks, lambda num_rows: _trials(kind, num_rows))
 
 
 def _as_operation(run: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
@@ -193,5 +131,10 @@ def _trial(kind: _Kind, num_rows: int, seed: int) -> tuple[Operation, torch.Tens
     weight[:, second] = -weight[:, first]
     weight = weight.to(kind.device, kind.dtype)
     weight = weight.repeat(-(-kind.out_size // TRIAL_FEATURES), 1)[: kind.out_size].contiguous()
-    bias = weight.new_zeros(kind.out_size) if kind.has_bias else None
+    bias = None
+    if kind.has_bias:
+        # Of the size of what is left of a sum, so that it shows when it is added.
+        wide = torch.float64 if kind.dtype == torch.float64 else torch.float32
+        noise = torch.randn(kind.out_size, generator=generator, dtype=torch.float64)
+        bias = (8 * torch.finfo(wide).eps * noise).to(kind.device, kind.dtype)
     return _as_operation(_runner(weight, bias, exact=True)), rows.to(kind.device, kind.dtype)

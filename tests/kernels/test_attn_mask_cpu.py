@@ -4,6 +4,7 @@ Hidden keys that are not finite are left to the specification: here they meet a 
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from attention_cases import (
     same_bits,
 )
 
+from lookahead.kernels import fused_attention
 from lookahead.kernels.attn_mask_cpu import BLOCK
+from lookahead.kernels.attn_mask_sdpa import attend_sdpa
 from lookahead.kernels.attn_trial import keeps_bits
 from lookahead.layout import LookaheadLayout
 
@@ -148,3 +151,47 @@ def test_the_trial_tells_canonical_order_from_another(dtype):
     sizes = (6, 2, 64, dtype, torch.device("cpu"))
     assert keeps_bits("canonical", *sizes)
     assert not keeps_bits("sdpa", *sizes)
+
+
+@pytest.mark.parametrize("gap", [0, 3, 40])
+def test_the_fast_one_keeps_committed_keys_and_the_steps(gap):
+    case = make_case(LAYOUTS["5,4,5"], [37], gap=gap).to(torch.float32)
+    caches = [case.k_cache.clone(), case.v_cache.clone()]
+    attend_sdpa(case.q, *caches, case.lengths, case.layout, case.row_start, case.live_rows)
+    for mine, before in zip(caches, (case.k_cache, case.v_cache), strict=True):
+        for kept in (slice(0, 37), slice(case.row_start, None)):
+            assert same_bits(mine[:, :, kept], before[:, :, kept])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 30, 33, 70])
+@pytest.mark.parametrize("calls", [1, 3])
+def test_rows_of_a_library_that_looks_at_their_number(rows, calls, monkeypatch):
+    """Its rows come out as in single calls, filled up or cut as they must be, each with its mask."""
+    true_fused = fused_attention.fused
+    seen = []
+
+    def faulty(q, keys, values, mask):
+        seen.append(q.shape[2])
+        out, weight = true_fused(q, keys, values, mask)
+        fault = 1 + 2**-6 * (q.shape[2] not in (8, 16, 24, 32)) + 2**-6 * (len(q) > 2)
+        return out * fault, weight
+
+    monkeypatch.setattr(fused_attention, "fused", faulty)
+    monkeypatch.setattr(fused_attention, "_rule", cache(fused_attention._rule.__wrapped__))
+    fused_attention._trials.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(calls, 2, rows, 16, generator=generator)
+    keys, values = torch.randn(2, calls, 2, 64, 16, generator=generator)
+    mask = torch.zeros(1, 1, 128, 64).masked_fill_(
+        torch.arange(64) > torch.arange(128)[:, None], -1e9
+    )
+    out, weight = fused_attention.attend_rows(q, keys, values, mask)
+    for call in range(calls):
+        for row in (0, rows // 2, rows - 1):
+            one = slice(row, row + 1)
+            single = fused_attention.attend_rows(
+                q[[call], :, one], keys[[call]], values[[call]], mask[:, :, row:]
+            )
+            assert same_bits(out[[call], :, one], single[0])
+            assert same_bits(weight[[call], :, one], single[1])
+    fused_attention._trials.cache_clear()

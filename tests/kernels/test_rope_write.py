@@ -204,3 +204,12 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(head, name, value, impleme
     for cache in ("k_cache", "v_cache"):
         spoiled[cache][place] = plain[cache][place]
         assert same_bits(spoiled[cache], plain[cache])
+
+
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+def test_finite_rows_are_finite_however_large_their_sums(implementation):
+    arguments = make((8, 8, 128), torch.float16)
+    arguments["qkv"].fill_(70.0)
+    arguments["cos"].fill_(1.0)
+    arguments["sin"].fill_(0.0)
+    assert (rope_write(**arguments, implementation=implementation) == 70.0).all()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lookahead.kernels.row_blocks import counts_to_try, fits, in_blocks, is_sound, pad_rows
+from lookahead.kernels.row_blocks import RowRule, fits, in_blocks, is_sound, pad_rows, same_bits
 
 ROWS = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
 
@@ -50,10 +50,48 @@ def test_a_block_is_sound_where_a_row_depends_on_itself_alone(operation, sound):
 
 @pytest.mark.parametrize("count", [1, 3, 4, 31, 32, 36, 50])
 def test_numbers_of_rows_that_have_the_bits_of_a_block(count):
-    assert fits(alone, ROWS[:count], 1, 32)
-    assert fits(by_count, ROWS[:count], 1, 32) is (count % 4 == 0)
-    assert fits(by_calls, ROWS[:count], 2, 32)
-    assert not fits(by_calls, ROWS[:count], 3, 32)
+    def does_fit(operation, calls):
+        return fits(operation, ROWS[:count], calls, in_blocks(operation, ROWS[None], 32))
+
+    assert does_fit(alone, 1)
+    assert does_fit(by_count, 1) is (count % 4 == 0)
+    assert does_fit(by_calls, 2)
+    assert not does_fit(by_calls, 3)
+
+
+def rule(operation, blocks=(32, 24, 1)):
+    return RowRule(blocks, lambda count: [(operation, torch.randn(count, 3))])
+
+
+@pytest.mark.parametrize(
+    ("operation", "block", "fitting"),
+    [
+        (alone, 32, {(1, 1): 1, (1, 33): 33, (7, 5): 5}),
+        (by_place, 1, {(1, 1): 1, (1, 5): 5, (1, 6): None}),
+        (by_count, 32, {(1, 1): 4, (1, 5): 8, (1, 32): 32, (1, 33): 36, (3, 2): 4}),
+        (by_calls, 32, {(1, 3): 3, (2, 3): 3, (3, 3): None}),
+    ],
+)
+def test_the_rule_is_what_trials_say(operation, block, fitting):
+    found = rule(operation)
+    assert found.block == block
+    assert {each: found.fitting(*each) for each in fitting} == fitting
+
+
+def test_there_may_be_no_block():
+    found = rule(by_neighbour, blocks=(32, 8))
+    assert found.block is None
+    found.prepare([1, 2])  # nothing to find
+
+
+@pytest.mark.parametrize("operation", [alone, by_count, by_place])
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 31, 32, 33, 50])
+def test_by_the_rule_a_row_is_what_it_is_alone(operation, count):
+    found = rule(operation)
+    together = found.run(operation, ROWS[None, :count])
+    for row in range(count):
+        single = found.run(operation, ROWS[None, row : row + 1])
+        assert same_bits(single, tuple(part[:, row : row + 1] for part in together))
 
 
 def test_rows_in_blocks_are_the_rows():
@@ -76,5 +114,10 @@ def test_filling_up():
     assert not filled[:, 3:].any()
     assert torch.equal(pad_rows(rows[:, :1], 2), torch.cat([rows[:, :1]] * 2, dim=1))
     assert torch.equal(pad_rows(rows, 3), rows)
-    assert list(counts_to_try(3, 4)) == [3, 4]
-    assert list(counts_to_try(33, 16)) == [*range(33, 49)]
+
+
+def test_bits_are_more_than_values():
+    zeros = torch.zeros(2)
+    assert same_bits((zeros,), (zeros.clone(),))
+    assert not same_bits((zeros,), (-zeros,))
+    assert same_bits((zeros / 0,), (zeros / 0,))
