@@ -170,7 +170,8 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
     rows = decode_figures.timed_rows(modes, plan.jobs, runs, accepted)
     dtype = dtype_name(plan.dtype)
     print(
-        f"float32: all {len(modes) - 1} exact modes give the same ids on {len(checked)} of "
+        f"float32: {len(modes) - 1} modes, all but the one that is not exact, give the same ids on "
+        f"{len(checked)} of "
         f"{len(plan.jobs)} prompts\n"
         f"timed: {dtype} on {plan.device}, {torch.get_num_threads()} threads, {len(plan.jobs)} prompts "
         f"x {repeats}, at most {plan.max_new_tokens} new tokens\n\n"

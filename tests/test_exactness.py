@@ -26,7 +26,7 @@ CHECKPOINTS = (
     {"vocab_size": 6, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8},
     {"vocab_size": 10, "hidden_size": 40, "head_dim": 20, "attention_bias": True},
 )
-MAX_LENGTH = 4 * BLOCK
+MAX_LENGTH = 5 * BLOCK
 NUM_NEW = 24
 
 
