@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import CPU_BLOCKS, GPU_BLOCKS, Operation, RowRule
+from lookahead.kernels.row_blocks import CPU_BLOCKS, GPU_BLOCKS, Operation, RowRule, aligned
 
 # A trial's weights repeat so many features: what it looks at are the rows.
 TRIAL_FEATURES = 64
@@ -46,6 +46,8 @@ class Product:
         rule = self._rule if self.exact else None
         if rule is None or rule.block is None:
             out = self._run(rows)
+        elif rule.fitting(1, rows.shape[0]) == rows.shape[0]:  # as `run` does, with less around it
+            out = self._run(aligned(rows))
         else:
             out = rule.run(_as_operation(self._run), rows[None])[0][0]
         return out.view(*x.shape[:-1], self._out_size)
