@@ -22,7 +22,7 @@ ROWS = [
     "prompt_ids",
     "command_line",
     "devices",
-    "kernels.checks kernels.row_blocks",
+    "kernels.checks kernels.row_blocks kernels.sequences",
     "kernels.fused_attention",
     "kernels.tuning kernels.*_ref kernels.*_triton kernels.*_cpu kernels.*_sdpa",
     "kernels.*_launch",

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from lookahead.kernels.fused_attention import attend_rows, fused
 from lookahead.kernels.row_blocks import CPU_BLOCKS
+from lookahead.kernels.sequences import attend_each
 from lookahead.layout import LookaheadLayout, RowTree
 
 BLOCK = 64
@@ -35,19 +35,13 @@ def attend_canonical(
     row of another tree, is undefined where it stands beyond the block of the committed length."""
     if q.device.type != "cpu":
         raise ValueError(f"q: expected a tensor on a CPU, got one on {q.device}")
-    outputs = []
-    counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
-    for sequence, (length, live) in enumerate(counts):
-        out = q.new_zeros(0, *q.shape[2:])
-        if live:
-            caches = k_cache[sequence], v_cache[sequence]
-            group = q.shape[2] // k_cache.shape[1]
-            places = _places(layout, live, length, row_start, group, q.dtype)
-            out = _attend_one(q[sequence, :live], *caches, places)
-        outputs.append(
-            out if live == q.shape[1] else F.pad(out, (0, 0, 0, 0, 0, q.shape[1] - live))
-        )
-    return torch.stack(outputs) if len(outputs) > 1 else outputs[0].unsqueeze(0)
+    group = q.shape[2] // k_cache.shape[1]
+
+    def attend_one(sequence: int, length: int, live: int) -> torch.Tensor:
+        places = _places(layout, live, length, row_start, group, q.dtype)
+        return _attend_one(q[sequence, :live], k_cache[sequence], v_cache[sequence], places)
+
+    return attend_each(q, lengths, live_rows, attend_one)
 
 
 class _Paths(NamedTuple):

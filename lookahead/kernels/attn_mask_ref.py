@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from lookahead.kernels.sequences import attend_each
 from lookahead.layout import RowTree
 
 
@@ -27,20 +28,18 @@ def attend_ref(
 ) -> torch.Tensor:
     """See `attend`. Reads the lengths on the host, so it is not for capture in a graph."""
     hidden = _hidden(layout, q.device)
-    out = torch.zeros_like(q)
-    for sequence, (length, live) in enumerate(
-        zip(lengths.tolist(), live_rows.tolist(), strict=True)
-    ):
-        if live:
-            prefix, rows = slice(0, length), slice(row_start, row_start + live)
-            keys, values = k_cache[sequence], v_cache[sequence]
-            out[sequence, :live] = _attend_one(
-                q[sequence, :live],
-                (keys[:, prefix], keys[:, rows]),
-                (values[:, prefix], values[:, rows]),
-                hidden[:live, :live],
-            )
-    return out
+
+    def attend_one(sequence: int, length: int, live: int) -> torch.Tensor:
+        prefix, rows = slice(0, length), slice(row_start, row_start + live)
+        keys, values = k_cache[sequence], v_cache[sequence]
+        return _attend_one(
+            q[sequence, :live],
+            (keys[:, prefix], keys[:, rows]),
+            (values[:, prefix], values[:, rows]),
+            hidden[:live, :live],
+        )
+
+    return attend_each(q, lengths, live_rows, attend_one)
 
 
 def _attend_one(

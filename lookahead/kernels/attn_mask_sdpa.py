@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from lookahead.kernels.sequences import attend_each
 from lookahead.layout import RowTree
 
 
@@ -19,28 +20,22 @@ def attend_sdpa(
 ) -> torch.Tensor:
     """See `attend`. The step's keys and values are copied behind the committed ones, to places
     lengths[b] + row below `row_start`, where nothing is kept."""
-    outputs = []
-    counts = zip(lengths.tolist(), live_rows.tolist(), strict=True)
-    for sequence, (length, live) in enumerate(counts):
-        if not live:
-            outputs.append(torch.zeros_like(q[0]))
-            continue
+
+    def attend_one(sequence: int, length: int, live: int) -> torch.Tensor:
+        one = slice(sequence, sequence + 1)
         keys, values = (
-            _in_order(part[sequence : sequence + 1], length, row_start, live)
-            for part in (k_cache, v_cache)
+            _in_order(part[one], length, row_start, live) for part in (k_cache, v_cache)
         )
         found = F.scaled_dot_product_attention(
-            q[sequence : sequence + 1, :live].transpose(1, 2),
+            q[one, :live].transpose(1, 2),
             keys,
             values,
             attn_mask=_mask(layout, live, length, q.dtype, q.device) if live > 1 else None,
             enable_gqa=True,
         )
-        out = found[0].transpose(0, 1)
-        outputs.append(
-            out if live == q.shape[1] else F.pad(out, (0, 0, 0, 0, 0, q.shape[1] - live))
-        )
-    return torch.stack(outputs) if len(outputs) > 1 else outputs[0].unsqueeze(0)
+        return found[0].transpose(0, 1)
+
+    return attend_each(q, lengths, live_rows, attend_one)
 
 
 def _in_order(cache: torch.Tensor, length: int, row_start: int, live: int) -> torch.Tensor:
