@@ -251,10 +251,7 @@ def emitted(
         lookahead=config,
         on_logits=lambda logits: rows.append(logits.clone()),
     )
-    with stream:
-        for _ in stream:
-            pass
-    return stream.result.token_ids, torch.cat(rows)
+    return stream.run_to_end().token_ids, torch.cat(rows)
 
 
 def summarise(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -170,10 +170,8 @@ class Engine:
             ignore_eos=ignore_eos,
             trace=trace,
         )
-        with stream:
-            for _ in stream:
-                pass
-        return [stream.result] if is_list else stream.result
+        result = stream.run_to_end()
+        return [result] if is_list else result
 
     def stream(
         self,
@@ -275,13 +273,8 @@ class Engine:
                 on_logits=on_logits,
             )
 
-        def run(mode: str) -> Result:
-            with start(mode) as stream:
-                for _ in stream:
-                    pass
-            return stream.result
-
-        return compared(run("lookahead"), run("autoregressive"), start)
+        result = start("lookahead").run_to_end()
+        return compared(result, start("autoregressive").run_to_end(), start)
 
     def chat_ids(self, message: str, system: str | None = None) -> list[int]:
         """Token ids of one user message, behind a system message if given, in the checkpoint's chat

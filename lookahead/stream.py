@@ -74,6 +74,13 @@ class Stream:
         if not self.is_done:
             self._finish("interrupted", None)
 
+    def run_to_end(self) -> Result:
+        """Read every chunk that is left."""
+        with self:
+            for _ in self:
+                pass
+        return self.result
+
     @property
     def is_done(self) -> bool:
         return self._finish_reason is not None
