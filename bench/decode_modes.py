@@ -13,7 +13,9 @@ from tqdm import tqdm
 from lookahead import Engine, LookaheadConfig
 from lookahead.compare import first_difference
 from lookahead.config import AUTOREGRESSIVE
+from lookahead.engine import MAX_STEP_ROWS
 from lookahead.errors import InputError
+from lookahead.layout import LookaheadLayout
 from lookahead.step import ORIGINS, StepRecord
 
 WARM_UP_TOKENS = 16
@@ -80,6 +82,12 @@ def parse_configs(text: str) -> list[LookaheadConfig]:
                 f'--configs: expected "W,N,G;W,N,G", like "5,4,5;15,5,15", got {text!r}'
             )
         config = LookaheadConfig(*map(int, numbers))
+        num_rows = LookaheadLayout.count_rows(config.window, config.ngram, config.guesses)
+        if num_rows > MAX_STEP_ROWS:
+            raise InputError(
+                f"--configs: {part.strip()} takes {num_rows} rows a step, expected at most "
+                f"{MAX_STEP_ROWS}"
+            )
         if config.guesses == 0:
             raise InputError(
                 f"--configs: {part.strip()} verifies nothing, expected G of at least 1"

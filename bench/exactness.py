@@ -145,7 +145,13 @@ def _plan(options: argparse.Namespace) -> Plan:
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     positions = read_model_config(options.ckpt).max_position_embeddings
-    most = min(options.most_tokens or positions, positions - options.max_new_tokens)
+    room = positions - options.max_new_tokens
+    if room < 1:
+        raise InputError(
+            f"--max-new-tokens must be less than the {positions} positions of the model, got "
+            f"{options.max_new_tokens}"
+        )
+    most = min(options.most_tokens or positions, room)
     tokenizer = Tokenizer.load(options.ckpt)
     jobs = []
     for path in options.prompts:
@@ -204,10 +210,11 @@ def _request(plan: Plan) -> dict[str, Any]:
 def _read_finished(path: Path | None, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if path is None or not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--resume {path} is no text, expected JSON lines of a run") from error
     whole = text[: text.rfind("\n") + 1]  # a run that was stopped may have left half a line
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
     records = [
         parse_json_object(line, f"--resume {path}, line {number}")
         for number, line in enumerate(whole.splitlines(), start=1)
@@ -218,6 +225,12 @@ def _read_finished(path: Path | None, request: dict[str, Any]) -> dict[str, dict
                 f"--resume {path}, line {number} is of another run: give the options of that run, or "
                 "another file"
             )
+    if whole != text:
+        # Only what this program wrote is cut: lines before tell, or how the line begins.
+        half = text[len(whole) :]
+        if not records and not '{"key": "'.startswith(half[:9]):
+            raise InputError(f"--resume {path} is no file of a run: give another file")
+        path.write_text(whole, encoding="utf-8")
     return {record["key"]: record for record in records}
 
 

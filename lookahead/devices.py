@@ -9,6 +9,7 @@ import torch
 from lookahead.config import DTYPE_NAMES
 from lookahead.errors import InputError
 
+IMPLEMENTATIONS = ("torch", "triton", "numba")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
@@ -68,16 +69,20 @@ def refuse_out_of_memory(what: str, device: torch.device) -> Iterator[None]:
 
 def choose_implementation(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """Which implementation of the operations runs: "auto" is Triton's on a GPU, but for float64, which
-    only torch's have, and torch's on a CPU. Raises InputError for one that cannot run there."""
+    it does not have, and Numba's on a CPU. Raises InputError for one that cannot run there."""
     if name == "auto":
-        name = "triton" if device.type == "cuda" and dtype != torch.float64 else "torch"
-    if name not in ("torch", "triton"):
-        raise InputError(f"implementation {name!r} is not known, expected auto, torch or triton")
+        on_gpu = "torch" if dtype == torch.float64 else "triton"
+        name = on_gpu if device.type == "cuda" else "numba"
+    if name not in IMPLEMENTATIONS:
+        expected = f"auto, {', '.join(IMPLEMENTATIONS[:-1])} or {IMPLEMENTATIONS[-1]}"
+        raise InputError(f"implementation {name!r} is not known, expected {expected}")
     if name == "triton" and dtype == torch.float64:
         raise InputError("implementation triton has no float64: take float32, or torch")
-    if name == "triton" and find_spec("triton") is None:
+    if name == "numba" and device.type != "cpu":
+        raise InputError(f"implementation numba runs on a CPU only, not on {device}: take triton")
+    if name != "torch" and find_spec(name) is None:
         raise InputError(
-            "implementation triton needs the package triton, which is not installed: "
+            f"implementation {name} needs the package {name}, which is not installed: "
             "install it where it exists, or take torch"
         )
     return name

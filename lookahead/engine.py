@@ -84,10 +84,11 @@ class Engine:
                 what the model was made for.
             batch_size: sequences per step.
             max_step_rows: rows that a step may have; bounds (W, N, G).
-            implementation: "torch" or "triton", of the operations in `kernels/`; "auto" is Triton's on
-                a GPU. On a CPU Triton's run only in its interpreter, slowly, to check them.
+            implementation: "torch", "triton" or "numba", of the operations in `kernels/`; "auto" is
+                Triton's on a GPU and Numba's on a CPU. On a CPU Triton's run only in its interpreter,
+                slowly, to check them; torch's are the specification.
             exact: keep every mode's text the same, bit for bit; results tell whether it could be done.
-                Without it products and attention are the fastest that there are.
+                Without it a GPU's products are the fastest that there are.
 
         Raises:
             InputError: one line saying what was wrong, what was expected and what to do.

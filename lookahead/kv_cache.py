@@ -7,6 +7,8 @@ nothing of models or of how rows were accepted.
 
 import torch
 
+from lookahead.kernels.commit_rows import commit_rows
+
 
 class KVCache:
     """Keys and values of all layers.
@@ -16,13 +18,16 @@ class KVCache:
         max_length: positions that can be committed; scratch rows follow from this index on.
     """
 
-    def __init__(self, data: torch.Tensor, max_length: int) -> None:
+    def __init__(self, data: torch.Tensor, max_length: int, implementation: str = "torch") -> None:
+        """`implementation` names that of `commit_rows`."""
         self.data = data
         self.max_length = max_length
+        self._implementation = implementation
 
     def sequence(self, index: int) -> "KVCache":
         """The cache of one sequence, B = 1, sharing this cache's memory."""
-        return KVCache(self.data[:, :, index : index + 1], self.max_length)
+        one = self.data[:, :, index : index + 1]
+        return KVCache(one, self.max_length, self._implementation)
 
     @property
     def row_start(self) -> int:
@@ -41,10 +46,11 @@ class KVCache:
             counts: [B] int, how many of them are accepted, 0..M.
             lengths: [B] int, committed length before this step.
         """
-        source = rows + self.row_start
-        offsets = torch.arange(rows.shape[1], device=rows.device)
-        position = lengths.unsqueeze(1) + offsets
-        # A row that is not accepted is copied onto itself: the shape does not depend on the counts.
-        target = torch.where(offsets < counts.unsqueeze(1), position, source)
-        batch = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
-        self.data[:, :, batch, :, target] = self.data[:, :, batch, :, source]
+        commit_rows(
+            self.data,
+            rows,
+            counts,
+            lengths,
+            row_start=self.row_start,
+            implementation=self._implementation,
+        )

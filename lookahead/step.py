@@ -14,10 +14,10 @@ import torch
 from lookahead.config import LookaheadConfig
 from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.drafting.window import Window
+from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.models.llama import Llama
-from lookahead.sampling import greedy
 from lookahead.verify import Verdict, verify
 
 # Where an n-gram was seen last; the pool stores the index.
@@ -170,8 +170,8 @@ class Step:
         hidden = self.model.forward(
             tokens, positions, layout, self.kv_cache, state.lengths, live_rows
         )
-        logits = self.model.logits(hidden[:, plan.logit_rows])
-        chosen, is_finite = greedy(logits)
+        logits = self.model.logits(hidden.index_select(1, plan.logit_rows))
+        chosen, is_finite = largest_logit(logits, self.model.implementation)
         choices = chosen.new_zeros(tokens.shape)
         choices[:, plan.logit_rows] = chosen
         verdict = verify(tokens, choices, plan.paths, live)
@@ -218,18 +218,14 @@ class Step:
         return torch.cat([first, candidates[:, : layout.guesses].flatten(1)], dim=1)
 
     def _cut(self, verdict: Verdict) -> tuple[torch.Tensor, torch.Tensor]:
-        """Counts of emitted tokens [B] and finished [B]: cut behind the first end-of-text id, at the
-        limit, and where the model's rows end to be exact."""
+        """Counts of emitted tokens [B] and finished [B]: cut behind the first end-of-text id, and at
+        the limit."""
         state = self.state
         offsets = torch.arange(verdict.emitted.shape[1], device=verdict.emitted.device)
         is_eos = (verdict.emitted.unsqueeze(2) == self.eos_ids).any(2)
         behind_eos = is_eos.cumsum(1) - is_eos.long() > 0
         room = state.limits - state.lengths - 1
         most = torch.minimum(verdict.counts, room)
-        if self.model.emit_block is not None:
-            most = torch.minimum(
-                most, self.model.emit_block - state.lengths % self.model.emit_block
-            )
         kept = offsets < most.unsqueeze(1)
         kept &= ~behind_eos & ~state.finished.unsqueeze(1)
         counts = kept.sum(1)

@@ -126,6 +126,8 @@ def test_cost(arguments, monkeypatch, capsys):
         (["--cost", "--resume", "x.jsonl"], "--cost decodes a text of its own"),
         (["--resume", "."], "--resume . cannot be written"),
         (["--dtype", "int8"], "dtype 'int8' is not known"),
+        (["--max-new-tokens", "99999"], "--max-new-tokens must be less than the "),
+        (["--configs", "5000,9,5000"], "--configs: 5000,9,5000 takes 80000 rows a step, expected"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(arguments, more, expected, capsys):
@@ -136,9 +138,31 @@ def test_wrong_input_is_refused_in_one_line(arguments, more, expected, capsys):
 
 
 def test_an_engine_that_is_not_exact_is_refused(arguments, monkeypatch, capsys):
-    monkeypatch.setattr("lookahead.models.llama.is_available", lambda: False)
+    load = exactness.Engine.load
+    monkeypatch.setattr(
+        exactness.Engine,
+        "load",
+        lambda *given, **named: load(*given, **named, implementation="torch"),
+    )
     assert exactness.main(arguments) == 2
     assert "this engine is not exact here: torch's attention" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes, line 1\nmy notes, last line without newline",
+        b"one line without its end",
+        b'{"key": "of another run", "request": {}, "found": []}\n{"key": "ha',
+        b"\xff\xfe\x00 no text\n",
+    ],
+)
+def test_a_file_that_is_not_of_this_run_is_refused_and_kept(content, arguments, tmp_path, capsys):
+    path = tmp_path / "notes"
+    path.write_bytes(content)
+    assert exactness.main([*arguments, "--resume", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --resume {path}")
+    assert path.read_bytes() == content
 
 
 def test_texts_are_compared_up_to_where_they_part():

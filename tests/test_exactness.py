@@ -12,10 +12,9 @@ from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 
 from lookahead.config import LookaheadConfig
 from lookahead.engine import Engine
-from lookahead.kernels.attn_mask_cpu import BLOCK
-from lookahead.kernels.row_blocks import CPU_BLOCKS, RowRule
+from lookahead.kernels.attn_mask_numba import BLOCK
 from lookahead.layout import LookaheadLayout
-from lookahead.models import products
+from lookahead.models.forward_numba import NumbaForward
 from lookahead.prefill import CHUNK_ROWS
 
 SMOLLM2 = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-instruct"
@@ -89,63 +88,47 @@ def which_hold(running: Engine) -> list[bool]:
 
 
 def test_attention_in_no_fixed_order_is_found_out():
+    """With products of as many rows as come."""
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
-    model = build_llama(checkpoint, torch.bfloat16)
-    model._attention_name = "sdpa"
-    running = build_engine(model, max_length=MAX_LENGTH)
-    assert not all(which_hold(running))
-
-
-def test_a_step_that_emits_beyond_the_block_is_found_out():
-    checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
-    model = build_llama(checkpoint, torch.bfloat16)
-    model.emit_block = None
-    running = build_engine(model, max_length=MAX_LENGTH)
-    assert not all(which_hold(running))
+    model = build_llama(checkpoint, torch.bfloat16, implementation="torch")
+    assert model.inexact_reason == "torch's attention has no fixed order of keys"
+    assert model.row_block is None
+    assert not all(which_hold(build_engine(model, max_length=MAX_LENGTH)))
 
 
 def test_products_that_depend_on_the_number_of_rows_are_found_out(monkeypatch):
-    """Their rule is told that every number of rows has the block's bits."""
-    runner = products._runner
+    logits = NumbaForward.logits
 
-    def by_count(weight, bias, exact):
-        run = runner(weight, bias, exact)
-        return lambda rows: run(rows) * (1 + 2**-7 * (len(rows) % 3))
+    def by_count(forward, hidden):
+        return logits(forward, hidden) * (1 + 2**-7 * (hidden.shape[1] % 3))
 
-    monkeypatch.setattr(products, "_runner", by_count)
-    monkeypatch.setattr(products, "_rule", cache(products._rule.__wrapped__))  # learns anew
-    monkeypatch.setattr(RowRule, "fitting", lambda rule, calls, count: count)
+    monkeypatch.setattr(NumbaForward, "logits", by_count)
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
     running = build_engine(build_llama(checkpoint, torch.bfloat16), max_length=MAX_LENGTH)
     assert not all(which_hold(running))
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_results_tell_whether_and_why_not(exact):
+@pytest.mark.parametrize(
+    ("implementation", "exact", "reason"),
+    [
+        ("numba", True, None),
+        ("numba", False, None),  # it costs nothing there
+        ("torch", True, "torch's attention has no fixed order of keys"),
+        ("torch", False, "exactness is turned off"),
+    ],
+)
+def test_results_tell_whether_and_why_not(implementation, exact, reason):
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
-    model = build_llama(checkpoint, torch.float32, exact=exact)
+    model = build_llama(checkpoint, torch.float32, implementation=implementation, exact=exact)
     result = build_engine(model).generate([1, 2, 3], max_new_tokens=4)
-    assert result.exact == exact
-    assert result.row_block == (model.row_block if exact else None)
-    assert result.inexact_reason == (None if exact else "exactness is turned off")
-    if exact:
-        assert model.row_block in CPU_BLOCKS
+    assert result.exact == (reason is None)
+    assert result.inexact_reason == reason
+    assert result.row_block == (1 if reason is None else None)
 
 
-def test_exactness_is_not_claimed_where_a_trial_fails(monkeypatch):
+def test_the_text_is_right_up_to_the_end_of_the_context():
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
-    monkeypatch.setattr("lookahead.models.llama.keeps_bits", lambda *_: False)
-    reason = build_llama(checkpoint, torch.float32).inexact_reason
-    assert reason == "attention gave a verified row other bits than the autoregressive row"
-    monkeypatch.setattr(products.Product, "row_block", None)
-    reason = build_llama(checkpoint, torch.float32).inexact_reason
-    assert reason == "this device's matrix products depend on a row's place in its block"
-
-
-def test_without_exactness_too_the_text_is_right_up_to_the_end_of_the_context():
-    """In float64, where no near-tie parts the modes."""
-    checkpoint = random_checkpoint(0, **CHECKPOINTS[0])
-    running = build_engine(build_llama(checkpoint, torch.float64, exact=False), max_length=40)
+    running = build_engine(build_llama(checkpoint, torch.bfloat16), max_length=40)
     for shape in ((5, 4, 5), (0, 5, 8), (3, 3, 3)):
         for first in range(6):
             prompt = [first, 1, 2, first, 1]
@@ -168,13 +151,6 @@ def test_threads():
                 assert running.compare(prompt, max_new_tokens=NUM_NEW, lookahead=config).identical
     finally:
         torch.set_num_threads(before)
-
-
-def test_exactness_is_not_claimed_where_the_operation_is_missing(monkeypatch):
-    monkeypatch.setattr("lookahead.models.llama.is_available", lambda: False)
-    model = build_llama(random_checkpoint(0, **CHECKPOINTS[0]), torch.float32)
-    assert model.inexact_reason == "torch's attention has no fixed order of keys on this device"
-    assert model.row_block is None
 
 
 def test_the_comparison_tells_both_candidates_and_their_logits(monkeypatch):

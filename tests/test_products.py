@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import CPU_BLOCKS, same_bits
+from lookahead.kernels.row_blocks import same_bits
 from lookahead.models import products
 from lookahead.models.products import Product
 
+BLOCKS = (32, 24, 16, 8, 1)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # out, in
 SIZES = ((24, 16), (5, 7), (96, 48), (576, 1536), (960, 576))
@@ -35,24 +36,24 @@ def test_every_number_of_rows_gives_the_same_bits(out_size, in_size, dtype, has_
     rows, weight = cancelling(out_size, in_size, 130)
     size = 8 * torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     bias = (size * torch.randn(out_size).double()).to(dtype) if has_bias else None
-    product = Product(weight.to(dtype), bias, exact=True)
+    product = Product(weight.to(dtype), bias, BLOCKS)
     rows = rows.to(dtype)
     alone = torch.cat([product(rows[row : row + 1]) for row in range(len(rows))])
     for count in COUNTS:
         assert same_bits((product(rows[:count]),), (alone[:count],)), count
         assert same_bits((product(rows[-count:]),), (alone[-count:],)), count
     assert torch.equal(product(rows.view(2, 65, -1)), alone.view(2, 65, -1))
-    assert product.row_block in CPU_BLOCKS
+    assert product.row_block in BLOCKS
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("blocks", [BLOCKS, None])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_right_numbers(dtype, exact):
+def test_right_numbers(dtype, blocks):
     generator = torch.Generator().manual_seed(0)
     rows, weight, bias = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((3, 4, 40), (24, 40), (24,))
     )
-    product = Product(weight, bias, exact)
+    product = Product(weight, bias, blocks)
     expected = F.linear(rows.double(), weight.double(), bias.double())
     eps = torch.finfo(dtype).eps
     bound = (
@@ -63,13 +64,13 @@ def test_right_numbers(dtype, exact):
         * weight.double().abs().max()
     )
     assert ((product(rows).double() - expected).abs() <= bound).all()
-    assert (product.row_block is None) != exact
+    assert (product.row_block is None) == (blocks is None)
 
 
 def planted(fault):
     """A library with a fault: an operation that is given the true product and the rows."""
 
-    def runner(weight, bias, exact):
+    def runner(weight, bias):
         return lambda rows: fault((rows.unsqueeze(1) * weight).double().sum(2), rows)
 
     return runner
@@ -105,7 +106,7 @@ def test_a_faulty_library_is_worked_around(fault, block, calls, monkeypatch):
 
     monkeypatch.setattr(products, "_runner", planted(noted))
     monkeypatch.setattr(products, "_rule", cache(products._rule.__wrapped__))  # learns anew
-    product = Product(torch.randn(12, 10), None, exact=True)
+    product = Product(torch.randn(12, 10), None, BLOCKS)
     assert product.row_block == block
     rows = torch.randn(70, 10)
     for count, expected in calls.items():

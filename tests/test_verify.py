@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
+from lookahead.kernels.largest_logit import largest_logit
 from lookahead.layout import LookaheadLayout
-from lookahead.sampling import greedy
 from lookahead.verify import verify
 
 
@@ -134,16 +134,33 @@ def test_random_candidates_against_the_rule():
     assert depths == {1, 2, 3, 4, 5}
 
 
-def test_greedy_takes_the_lowest_id_on_a_tie():
+@pytest.mark.parametrize("implementation", ["torch", "numba"])
+def test_greedy_takes_the_lowest_id_on_a_tie(implementation):
     logits = torch.tensor([[[0.0, 3.0, 3.0], [2.0, 2.0, 2.0]], [[-1.0, -2.0, -0.5], [0.0, 1, 0]]])
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        tokens, finite = greedy(logits.to(dtype))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        tokens, finite = largest_logit(logits.to(dtype), implementation)
         assert tokens.tolist() == [[1, 0], [2, 1]]
         assert finite.tolist() == [[True, True], [True, True]]
 
 
-def test_greedy_tells_logits_that_are_not_finite():
+@pytest.mark.parametrize("implementation", ["torch", "numba"])
+@pytest.mark.parametrize("padding", [0, 13, 16, 29, 64])
+def test_greedy_tells_logits_that_are_not_finite(padding, implementation):
+    """Before and behind what fills a row up."""
     nan, inf = math.nan, math.inf
     logits = [[nan, 1, 2], [1, 2, nan], [1, inf, 2], [-inf, -inf, -inf], [-inf, 1, -inf], [0, 1, 2]]
-    _, finite = greedy(torch.tensor(logits))
-    assert finite.tolist() == [False, False, False, False, True, True]
+    rows = torch.tensor(logits)
+    for first in (True, False):
+        parts = [rows, torch.full((6, padding), -inf)]
+        _, finite = largest_logit(torch.cat(parts if first else parts[::-1], 1), implementation)
+        assert finite.tolist() == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_greedy_implementations_agree(dtype):
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 7, 16, 33, 1000, 49152):
+        logits = torch.randn(5, size + 3, generator=generator).to(dtype)[:, :size]
+        expected = largest_logit(logits)
+        for mine, its in zip(largest_logit(logits, "numba"), expected, strict=True):
+            assert torch.equal(mine, its)

@@ -41,7 +41,7 @@ def build_llama(
     checkpoint: tuple[dict[str, torch.Tensor], dict],
     dtype: torch.dtype = torch.float64,
     num_positions: int = 512,
-    implementation: str = "torch",
+    implementation: str = "numba",
     device: torch.device = CPU,
     exact: bool = True,
 ) -> Llama:
@@ -76,7 +76,7 @@ class ScriptedModel:
         self.device = CPU
         self.inexact_reason = "a script computes nothing"
         self.row_block = None
-        self.emit_block = None
+        self.implementation = "torch"
         self.config = ModelConfig(
             vocab_size=vocab_size,
             hidden_size=1,

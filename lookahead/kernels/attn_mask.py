@@ -19,8 +19,7 @@ from lookahead.layout import RowTree
 IMPLEMENTATIONS = {
     "torch": "attn_mask_ref:attend_ref",
     "triton": "attn_mask_launch:attend_triton",
-    "canonical": "attn_mask_cpu:attend_canonical",
-    "sdpa": "attn_mask_sdpa:attend_sdpa",
+    "numba": "attn_mask_numba:attend_numba",
 }
 
 
@@ -53,8 +52,7 @@ def attend(
         row_start: index of row 0's key in the cache; row_start + T <= C.
         live_rows: [B] int; rows from this number on are dead: no live row may have one on its path,
             their queries and keys are not read and their output is 0.
-        implementation: "torch" is the specification, "triton" the kernel; on a CPU "canonical" has the
-            kernel's order of keys, "sdpa" none.
+        implementation: "torch" is the specification, "triton" the kernel, "numba" that for a CPU.
 
     Returns:
         [B, T, num_q_heads, head_dim] of q's dtype.

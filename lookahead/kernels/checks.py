@@ -75,14 +75,20 @@ def check_numbers(name: str, numbers: torch.Tensor, least: int, most: int) -> No
             raise ValueError(f"{name}: expected {least}..{most}, got {numbers.tolist()!s:.200}")
 
 
+def check_contiguous(**tensors: torch.Tensor) -> None:
+    """Check tensors that a compiled function is given by address."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+
+
 def check_launch(**tensors: torch.Tensor) -> None:
     """Check tensors that a Triton kernel is given by address: contiguous, of a dtype that it computes
     in, and on a device where it runs."""
     for name, tensor in tensors.items():
         if tensor.dtype == torch.float64:
             raise ValueError(f"{name}: expected float16, bfloat16 or float32, got {tensor.dtype}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+        check_contiguous(**{name: tensor})
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: expected no gradient to be asked for, the kernel has none")
         check_can_run("triton", tensor.device, tensor.dtype)

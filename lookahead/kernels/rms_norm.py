@@ -7,10 +7,12 @@ from lookahead.kernels.checks import check_floating, check_tensor, choose
 IMPLEMENTATIONS = {
     "torch": "rms_norm_ref:rms_norm_ref",
     "triton": "rms_norm_triton:rms_norm_triton",
+    "numba": "rms_norm_numba:rms_norm_numba",
 }
 ADD_IMPLEMENTATIONS = {
     "torch": "rms_norm_ref:add_rms_norm_ref",
     "triton": "rms_norm_triton:add_rms_norm_triton",
+    "numba": "rms_norm_numba:add_rms_norm_numba",
 }
 
 

@@ -14,6 +14,7 @@ from lookahead.kernels.checks import (
 IMPLEMENTATIONS = {
     "torch": "rope_write_ref:rope_write_ref",
     "triton": "rope_write_triton:rope_write_triton",
+    "numba": "rope_write_numba:rope_write_numba",
 }
 
 

@@ -13,9 +13,7 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-# A CPU takes longer for every row, a GPU is idle below its block. One row depends on itself alone.
-CPU_BLOCKS = (32, 24, 16, 8, 1)
-GPU_BLOCKS = (128,)
+GPU_BLOCKS = (128,)  # below which a GPU is idle
 ALIGNMENT = 64
 
 # [calls, rows, ...] -> tensors of [calls, rows, ...]

@@ -7,6 +7,7 @@ from lookahead.kernels.checks import check_floating, choose
 IMPLEMENTATIONS = {
     "torch": "silu_mul_ref:silu_mul_ref",
     "triton": "silu_mul_triton:silu_mul_triton",
+    "numba": "silu_mul_numba:silu_mul_numba",
 }
 
 

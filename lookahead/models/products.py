@@ -1,96 +1,61 @@
 """Matrix products whose rows do not depend on how many rows run together.
 
-The rule is `row_blocks.py`'s, tried for each shape. On a CPU weights are laid out as the library wants
-them, once. Knows nothing of layers.
+The rule is `row_blocks.py`'s, tried for each shape. Knows nothing of layers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.row_blocks import CPU_BLOCKS, GPU_BLOCKS, Operation, RowRule, aligned
+from lookahead.kernels.row_blocks import Operation, RowRule
 
 # A trial's weights repeat so many features: what it looks at are the rows.
 TRIAL_FEATURES = 64
 
 
 class Product:
-    """A function of rows, [..., in] -> [..., out]: x @ weight.T + bias.
+    """A function of rows, [..., in] -> [..., out]: x @ weight.T + bias."""
 
-    Keeps the weight it is given only where the library has no layout of its own for it.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, exact: bool) -> None:
-        self.exact = exact
-        self._run = _runner(weight, bias, exact)
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, blocks: Sequence[int] | None
+    ) -> None:
+        """`blocks` are numbers of rows whose bits all calls may be made to have; None runs calls as
+        they are."""
+        self._run = _runner(weight, bias)
         self._out_size, self._in_size = weight.shape
-        self._has_bias = bias is not None
-        self._dtype, self._device = weight.dtype, weight.device
-        self._known_rule: tuple[int, RowRule] | None = None
+        self._rule = None
+        if blocks is not None:
+            has_bias = bias is not None
+            kind = _Kind(self._out_size, self._in_size, has_bias, weight.dtype, weight.device)
+            self._rule = _rule(kind, tuple(blocks))
 
     @property
     def row_block(self) -> int | None:
         """Rows of the block whose bits all calls have; None if they have none in common."""
-        return self._rule.block if self.exact else None
+        return self._rule.block if self._rule else None
 
     def prepare(self, counts: Iterable[int]) -> None:
         """Try these numbers of rows now rather than when they first come."""
-        if self.exact:
+        if self._rule:
             self._rule.prepare(counts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, self._in_size)
-        rule = self._rule if self.exact else None
-        if rule is None or rule.block is None:
+        if self._rule is None or self._rule.block is None:
             out = self._run(rows)
-        elif rule.fitting(1, rows.shape[0]) == rows.shape[0]:  # as `run` does, with less around it
-            out = self._run(aligned(rows))
         else:
-            out = rule.run(_as_operation(self._run), rows[None])[0][0]
+            out = self._rule.run(_as_operation(self._run), rows[None])[0][0]
         return out.view(*x.shape[:-1], self._out_size)
-
-    @property
-    def _rule(self) -> RowRule:
-        num_threads = torch.get_num_threads()
-        if self._known_rule is None or self._known_rule[0] != num_threads:
-            sizes = (self._out_size, self._in_size, self._has_bias)
-            kind = _Kind(*sizes, self._dtype, self._device, num_threads)
-            self._known_rule = num_threads, _rule(kind)
-        return self._known_rule[1]
 
 
 def _runner(
-    weight: torch.Tensor, bias: torch.Tensor | None, exact: bool
+    weight: torch.Tensor, bias: torch.Tensor | None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The fastest product [rows, in] -> [rows, out] that there is for this weight."""
-    # float32 gains nothing by a layout but that two rows have the bits of many: plain ones are sixteen.
-    if _can_be_laid_out(weight.device, weight.dtype) and (exact or weight.dtype != torch.float32):
-        # The number of rows is a hint: laid out for one row, all numbers of rows are fast.
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
-        pointwise = torch.ops.mkldnn._linear_pointwise
-        return lambda rows: pointwise(rows, laid_out, bias, "none", [], "")
+    """A product [rows, in] -> [rows, out] by the library."""
     return lambda rows: F.linear(rows, weight, bias)
-
-
-@cache
-def _can_be_laid_out(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch has oneDNN's layouts, under names of its own, and this CPU the arithmetic."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    operations = torch.ops.mkldnn
-    if not all(hasattr(operations, n) for n in ("_reorder_linear_weight", "_linear_pointwise")):
-        return False
-    if dtype == torch.float32:
-        return True
-    names = {
-        torch.bfloat16: "_is_mkldnn_bf16_supported",
-        torch.float16: "_is_mkldnn_fp16_supported",
-    }
-    is_supported = getattr(operations, names.get(dtype, ""), None)
-    return is_supported is not None and bool(is_supported())
 
 
 class _Kind(NamedTuple):
@@ -101,12 +66,10 @@ class _Kind(NamedTuple):
     has_bias: bool
     dtype: torch.dtype
     device: torch.device
-    num_threads: int
 
 
 @cache
-def _rule(kind: _Kind) -> RowRule:
-    blocks = CPU_BLOCKS if kind.device.type == "cpu" else GPU_BLOCKS
+def _rule(kind: _Kind, blocks: tuple[int, ...]) -> RowRule:
     return RowRule(blocks, lambda num_rows: _trials(kind, num_rows))
 
 
@@ -139,4 +102,4 @@ def _trial(kind: _Kind, num_rows: int, seed: int) -> tuple[Operation, torch.Tens
         wide = torch.float64 if kind.dtype == torch.float64 else torch.float32
         noise = torch.randn(kind.out_size, generator=generator, dtype=torch.float64)
         bias = (8 * torch.finfo(wide).eps * noise).to(kind.device, kind.dtype)
-    return _as_operation(_runner(weight, bias, exact=True)), rows.to(kind.device, kind.dtype)
+    return _as_operation(_runner(weight, bias)), rows.to(kind.device, kind.dtype)

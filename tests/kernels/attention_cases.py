@@ -47,16 +47,12 @@ class Case:
     live_rows: torch.Tensor
 
     def run(self, implementation: str) -> torch.Tensor:
-        written = implementation == "sdpa"  # it uses the cache behind the committed keys
-        inputs = (self.q,) if written else (self.q, self.k_cache, self.v_cache)
+        inputs = (self.q, self.k_cache, self.v_cache)
         before = [tensor.clone() for tensor in inputs]
-        k_cache, v_cache = (
-            part.clone() if written else part for part in (self.k_cache, self.v_cache)
-        )
         out = attend(
             self.q,
-            k_cache,
-            v_cache,
+            self.k_cache,
+            self.v_cache,
             self.lengths,
             self.layout,
             row_start=self.row_start,

@@ -23,7 +23,7 @@ from lookahead.kernels.attn_mask import IMPLEMENTATIONS, attend
 from lookahead.layout import LookaheadLayout, RowTree
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "numba"])
 def implementation(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -40,7 +40,7 @@ def both(x: torch.Tensor, weight: torch.Tensor, eps: float, implementation: str)
     return normed
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "numba"])
 def implementation(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -139,7 +139,7 @@ def test_a_residual_that_does_not_fit(residual, message):
 
 
 def test_there_is_no_fallback():
-    message = re.escape("implementation: expected one of ['torch', 'triton'], got 'cuda'")
+    message = re.escape("implementation: expected one of ['numba', 'torch', 'triton'], got 'cuda'")
     x = torch.ones(2, 4)
     with pytest.raises(ValueError, match=message):
         rms_norm(x, x[0], EPS, "cuda")

@@ -62,7 +62,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(first.contiguous().view(kind), second.contiguous().view(kind))
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "numba"])
 def implementation(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -22,7 +22,7 @@ def formula(gate_up: torch.Tensor) -> torch.Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-@pytest.fixture(params=["torch"])
+@pytest.fixture(params=["torch", "numba"])
 def implementation(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -71,6 +71,6 @@ def test_bad_arguments_are_named_with_expected_and_got():
     message = "gate_up: expected an even last dimension, got shape [2, 5]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         silu_mul(torch.ones(2, 5))
-    message = "implementation: expected one of ['torch', 'triton'], got 'cuda'"
+    message = "implementation: expected one of ['numba', 'torch', 'triton'], got 'cuda'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         silu_mul(torch.ones(2, 4), "cuda")

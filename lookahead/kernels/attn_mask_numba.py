@@ -1,0 +1,316 @@
+"""`attend` on a CPU: blocks of BLOCK keys at absolute positions, folded in order.
+
+For each block a row has its own maximum and sum, as the GPU kernel's; a block that reaches beyond the
+committed length takes each row's keys along the row's own path. All sums are chains in order of
+position (`tile.multiply`), so a row's bits depend on its keys and values by position and on nothing
+else: a verified row does what the autoregressive row would have done.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+
+from lookahead.kernels.checks import check_contiguous
+from lookahead.kernels.product_numba import filled_up, wide_dtype
+from lookahead.kernels.simd import (
+    LANES,
+    TAGS,
+    exp,
+    keep_first,
+    larger,
+    largest,
+    load,
+    load_one,
+    pointer,
+    same,
+    splat,
+    store,
+    store_one,
+    total,
+    transpose,
+    whole_numbers,
+    zeros,
+)
+from lookahead.kernels.tile import TILE_ROWS, multiply
+from lookahead.layout import RowTree
+
+BLOCK = 64
+
+
+class Paths(NamedTuple):
+    """The rows of a tree by path; rows come in the order of the path that owns them.
+
+    Attributes:
+        order: [T] int64, row numbers in that order.
+        depths: [T] int64, depth of each row, in that order.
+        first: [P + 1] int64, where each path's own rows begin in the order.
+        table: [P, deepest + 1] int64, the row at each depth of a path, 0 behind its end.
+    """
+
+    order: np.ndarray
+    depths: np.ndarray
+    first: np.ndarray
+    table: np.ndarray
+
+
+@lru_cache(maxsize=64)
+def paths_of(layout: RowTree) -> Paths:
+    """The paths of a tree."""
+    owned = [path[shared:] for path, shared in layout.owned_paths]
+    order = [row for rows in owned for row in rows]
+    table = np.zeros((len(owned), max(layout.depths) + 1), dtype=np.int64)
+    for number, (path, _) in enumerate(layout.owned_paths):
+        table[number, : len(path)] = path
+    return Paths(
+        np.array(order, dtype=np.int64),
+        np.array([layout.depths[row] for row in order], dtype=np.int64),
+        np.cumsum([0, *map(len, owned)], dtype=np.int64),
+        table,
+    )
+
+
+@njit(nogil=True)
+def find_live(paths, live, rows, depths, first):
+    """Leave out dead rows: fills `rows`, `depths` and `first` as `paths` has them, returns how many
+    rows there are."""
+    count = 0
+    for path in range(len(paths.first) - 1):
+        first[path] = count
+        for place in range(paths.first[path], paths.first[path + 1]):
+            if paths.order[place] < live:
+                rows[count] = paths.order[place]
+                depths[count] = paths.depths[place]
+                count += 1
+    first[len(paths.first) - 1] = count
+    return count
+
+
+def scratch_size(head_dim: int) -> int:
+    """Numbers that `attend_part` needs for itself."""
+    return BLOCK * (head_dim + filled_up(head_dim) + TILE_ROWS) + BLOCK
+
+
+@njit(nogil=True)
+def attend_part(
+    q, sums, tops, weights, head_dim, stride, group, keys, values, length, row_start, depths, first,
+    table, begin, end, scratch,
+):  # fmt: skip
+    """Rows begin..end-1 of one sequence and one key/value head; a row here is one query head of a
+    step's row: number `r * group + member`.
+
+    Args:
+        q: pointer to the queries, wide, `stride` apart, times head_dim ** -0.5.
+        sums, tops, weights: pointers to what is left behind for each row: weighted sum of values,
+            `stride` apart, largest score, sum of weights.
+        keys, values: pointers to the head's cache, [C, head_dim].
+        depths, first, table: of the live rows, as in `Paths`.
+        scratch: pointer to `scratch_size` numbers, wide and finite.
+    """
+    block_keys = scratch  # [head_dim, BLOCK]
+    block_values = block_keys + BLOCK * head_dim  # [BLOCK, stride]
+    scores = block_values + BLOCK * stride  # [TILE_ROWS, BLOCK]
+    none = scores + BLOCK * TILE_ROWS  # [BLOCK] zeros
+    zero = zeros(scratch)
+    for i in range(0, BLOCK, LANES):
+        store(none + i, zero)
+    for row in range(begin, end):
+        for i in range(0, stride, LANES):
+            store(sums + (row * stride + i), zero)
+        store_one(tops + row, largest(same(zero, -np.inf)))
+        store_one(weights + row, largest(zero))
+
+    whole = length // BLOCK * BLOCK
+    for start in range(0, whole, BLOCK):
+        _load_keys(keys + start * head_dim, BLOCK, head_dim, block_keys)
+        _load_values(values + start * head_dim, BLOCK, head_dim, block_values, stride)
+        _fold(
+            q, sums, tops, weights, begin, end, depths, length - start, group, head_dim, stride,
+            block_keys, block_values, scores, none,
+        )  # fmt: skip
+    deepest = 0
+    for depth in depths:
+        deepest = max(deepest, depth)
+    for start in range(whole, length + deepest + 1, BLOCK):
+        committed = min(max(length - start, 0), BLOCK)
+        _load_keys(keys + start * head_dim, committed, head_dim, block_keys)
+        _load_values(values + start * head_dim, committed, head_dim, block_values, stride)
+        for path in range(len(first) - 1):
+            low = max(first[path] * group, begin)
+            high = min(first[path + 1] * group, end)
+            if low >= high:
+                continue
+            behind = length + depths[first[path + 1] - 1] + 1  # the position behind the path
+            for position in range(start + committed, min(behind, start + BLOCK)):
+                at = (row_start + table[path, position - length]) * head_dim
+                place = position - start
+                _load_key(keys + at, head_dim, block_keys + place)
+                _load_values(values + at, 1, head_dim, block_values + place * stride, stride)
+            _fold(
+                q, sums, tops, weights, low, high, depths, length - start, group, head_dim, stride,
+                block_keys, block_values, scores, none,
+            )  # fmt: skip
+
+
+@njit(nogil=True)
+def _load_key(key, head_dim, column):
+    """One key into a column of a block."""
+    for i in range(head_dim):
+        store_one(column + i * BLOCK, load_one(key + i))
+
+
+@njit(nogil=True)
+def _load_keys(keys, count, head_dim, block_keys):
+    """The first `count` keys as the block's columns."""
+    squares = count // LANES * LANES if head_dim % LANES == 0 else 0
+    for place in range(0, squares, LANES):
+        for i in range(0, head_dim, LANES):
+            transpose(
+                keys + (place * head_dim + i), head_dim, block_keys + (i * BLOCK + place), BLOCK
+            )
+    for place in range(squares, count):
+        _load_key(keys + place * head_dim, head_dim, block_keys + place)
+
+
+@njit(nogil=True)
+def _load_values(values, count, head_dim, block_values, stride):
+    """The first `count` values as the block's rows, filled up with zeros."""
+    for place in range(count):
+        source, target = values + place * head_dim, block_values + place * stride
+        i = 0
+        while i + LANES <= head_dim:
+            store(target + i, load(source + i))
+            i += LANES
+        if i < head_dim:
+            store(target + i, zeros(target))
+            while i < head_dim:
+                store_one(target + i, load_one(source + i))
+                i += 1
+
+
+@njit(nogil=True)
+def _fold(
+    q, sums, tops, weights, begin, end, depths, offset, group, head_dim, stride, block_keys,
+    block_values, scores, none,
+):  # fmt: skip
+    """Fold a block into rows begin..end-1; the committed length is `offset` behind the block's start. A
+    row whose position is before the block is left as it is."""
+    row = begin
+    while row < end:
+        if depths[row // group] + offset < 0:
+            row += 1
+            continue
+        count = min(end - row, TILE_ROWS)
+        row_sums = sums + row * stride
+        multiply(
+            q + row * stride, stride, count, block_keys, BLOCK, LANES, BLOCK // LANES, head_dim, none,
+            0, scores, BLOCK,
+        )  # fmt: skip
+        for i in range(count):
+            visible = min(depths[(row + i) // group] + offset + 1, BLOCK)
+            _weigh(
+                scores + i * BLOCK, visible, row_sums + i * stride, stride,
+                tops + (row + i), weights + (row + i),
+            )  # fmt: skip
+        multiply(
+            scores, BLOCK, count, block_values, stride, LANES, stride // LANES, BLOCK, row_sums, stride,
+            row_sums, stride,
+        )  # fmt: skip
+        row += count
+
+
+@njit(nogil=True)
+def _weigh(scores, visible, sums, stride, top, weight):
+    """Turn a row's scores into weights, of which the first `visible` are not 0, and scale what the row
+    has summed up so far for its new maximum."""
+    hidden = same(zeros(scores), -np.inf)
+    best = hidden
+    for i in range(0, BLOCK, LANES):
+        score = keep_first(load(scores + i), visible - i, hidden)
+        store(scores + i, score)
+        best = larger(score, best)
+    new_top = splat(largest(larger(splat(load_one(top)), best)))
+    block_weight = zeros(scores)
+    for i in range(0, BLOCK, LANES):
+        value = exp(load(scores + i) - new_top)
+        store(scores + i, value)
+        block_weight = block_weight + value
+    shrink = exp(splat(load_one(top)) - new_top)
+    for i in range(0, stride, LANES):
+        store(sums + i, load(sums + i) * shrink)
+    store_one(weight, load_one(weight) * largest(shrink) + total(block_weight))
+    store_one(top, largest(new_top))
+
+
+@njit(nogil=True)
+def finish_row(sums, weight, head_dim, out):
+    """out = sums / weight, for pointers to one row's."""
+    divisor = splat(load_one(weight))
+    i = 0
+    while i + LANES <= head_dim:
+        store(out + i, load(sums + i) / divisor)
+        i += LANES
+    while i < head_dim:
+        store_one(out + i, load_one(sums + i) / load_one(weight))
+        i += 1
+
+
+@njit(nogil=True, cache=True)
+def _attend(
+    tag, wide_tag, q, num_rows, num_kv_heads, group, head_dim, stride, keys, values, capacity, lengths,
+    row_start, live_rows, paths, rows, depths, first, sums, tops, weights, scratch, out,
+):  # fmt: skip
+    """All sequences and heads; q is [B, num_kv_heads, T in the order of paths, group, stride]."""
+    sums_at, tops_at = pointer(sums, wide_tag), pointer(tops, wide_tag)
+    weights_at = pointer(weights, wide_tag)
+    for sequence in range(len(lengths)):
+        count = find_live(paths, live_rows[sequence], rows, depths, first)
+        for head in range(num_kv_heads):
+            place = sequence * num_kv_heads + head
+            cached = place * capacity * head_dim
+            attend_part(
+                pointer(q, wide_tag) + place * num_rows * group * stride, sums_at, tops_at, weights_at,
+                head_dim, stride, group, pointer(keys, tag) + cached, pointer(values, tag) + cached,
+                lengths[sequence], row_start, depths[:count], first, paths.table, 0, count * group,
+                pointer(scratch, wide_tag),
+            )  # fmt: skip
+            for row in range(count * group):
+                at = (sequence * num_rows + rows[row // group]) * num_kv_heads + head
+                finish_row(
+                    sums_at + row * stride, weights_at + row, head_dim,
+                    pointer(out, tag) + (at * group + row % group) * head_dim,
+                )  # fmt: skip
+
+
+def attend_numba(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    lengths: torch.Tensor,
+    layout: RowTree,
+    row_start: int,
+    live_rows: torch.Tensor,
+) -> torch.Tensor:
+    """See `attend`. Caches are contiguous."""
+    check_contiguous(k_cache=k_cache, v_cache=v_cache)
+    batch, num_rows, num_q_heads, head_dim = q.shape
+    num_kv_heads, capacity = k_cache.shape[1:3]
+    group, stride, dtype = num_q_heads // num_kv_heads, filled_up(head_dim), wide_dtype(q.dtype)
+    paths = paths_of(layout)
+    scaled = q.new_zeros((batch, num_kv_heads, num_rows, group, stride), dtype=dtype)
+    ordered = q[:, torch.from_numpy(paths.order)].to(dtype) * head_dim**-0.5
+    scaled[..., :head_dim] = ordered.unflatten(2, (num_kv_heads, group)).transpose(1, 2)
+    sums = scaled.new_empty((num_rows * group, stride))
+    tops, weights = sums.new_empty(2, num_rows * group)
+    scratch = sums.new_zeros(scratch_size(head_dim))
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    _attend(
+        TAGS[q.dtype], TAGS[dtype], scaled.data_ptr(), num_rows, num_kv_heads, group, head_dim, stride,
+        k_cache.data_ptr(), v_cache.data_ptr(), capacity, whole_numbers(lengths), row_start,
+        whole_numbers(live_rows), paths, np.empty_like(paths.order), np.empty_like(paths.depths),
+        np.empty_like(paths.first),
+        sums.data_ptr(), tops.data_ptr(), weights.data_ptr(), scratch.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out
