@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from llvmlite import binding, ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from lookahead.kernels.simd import (
@@ -25,10 +25,18 @@ from lookahead.kernels.simd import (
     pointer_to,
 )
 
-_FEATURES = binding.get_host_cpu_features()
-HAS_PAIRS = bool(_FEATURES.get("avx512bf16"))
+
+def _target_features() -> set[str]:
+    """What Numba compiles for: this processor, unless it was told of another."""
+    if config.CPU_FEATURES is not None:
+        told = config.CPU_FEATURES.split(",")
+        return {feature[1:] for feature in told if feature.startswith("+")}
+    return {name for name, is_there in binding.get_host_cpu_features().items() if is_there}
+
+
+HAS_PAIRS = "avx512bf16" in _target_features()
 # Rows and vectors of features of the largest tile: as many sums as there are registers for them.
-TILE_ROWS, TILE_VECTORS = (6, 4) if _FEATURES.get("avx512f") else (2, 2)
+TILE_ROWS, TILE_VECTORS = (6, 4) if "avx512f" in _target_features() else (2, 2)
 
 # Links of a chain: short ones lose less to rounding, long ones leave their registers more seldom.
 CHAIN = 128
