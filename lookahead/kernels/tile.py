@@ -40,6 +40,7 @@ TILE_ROWS, TILE_VECTORS = (6, 4) if "avx512f" in _target_features() else (2, 2)
 
 # Links of a chain: short ones lose less to rounding, long ones leave their registers more seldom.
 CHAIN = 128
+LINE = 64  # bytes that come from memory together
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -64,87 +65,112 @@ def multiplies_pairs(dtype: torch.dtype) -> bool:
     return HAS_PAIRS and dtype == torch.bfloat16
 
 
-def _tile(num_rows: int, num_vectors: int) -> Callable:
-    """The product of `num_rows` rows and `num_vectors` vectors of features."""
+def _tiles(num_vectors: int, num_lines: int) -> Callable:
+    """Products of 1..TILE_ROWS rows and `num_vectors` vectors of features, each number of rows with
+    registers of its own. Each link asks for `num_lines` lines from `ahead` on, the next one for those
+    `ahead_step` numbers on."""
 
     @intrinsic
-    def tile(
-        _context, x, x_stride, w, w_step, w_stride, ahead, count, init, init_stride, y, y_stride
-    ):
-        in_pairs = HAS_PAIRS and x.is_bfloat16 and w.is_bfloat16
+    def tiles(
+        _context, num_rows, x, x_stride, w, w_step, w_stride, ahead, ahead_step, count, init,
+        init_stride, y, y_stride,
+    ):  # fmt: skip
+        kinds = (x, w, init, y)
 
         def emit(context, builder, signature, arguments):
-            x_at, x_by, w_at, w_by, w_next, ahead_at, links, init_at, init_by, y_at, y_by = (
-                arguments
-            )
-
-            def address(start: Any, index: Any, stride: Any, size: int) -> Any:
-                offset = builder.mul(builder.mul(index, stride), number(_I64, size))
-                return builder.add(start, offset)
-
-            rows = [number(_I64, row) for row in range(num_rows)]
-            vectors = [number(_I64, vector) for vector in range(num_vectors)]
-            along = [
-                number(_I64, LANES * vector * init.element.size) for vector in range(num_vectors)
-            ]
-            x_rows = [address(x_at, row, x_by, x.element.size) for row in rows]
-            w_vectors = [address(w_at, vector, w_next, w.element.size) for vector in vectors]
-            totals = [
-                emit_load(
-                    builder,
-                    builder.add(address(init_at, row, init_by, init.element.size), offset),
-                    init,
-                )
-                for row in rows
-                for offset in along
-            ]
-            zero = ir.Constant(totals[0].type, None)
-            first, chain, behind_chain, behind = (
-                builder.append_basic_block(name) for name in ("first", "chain", "total", "store")
-            )
-            before = builder.block
-            builder.branch(first)
-
-            builder.position_at_end(first)
-            start = _phi(builder, number(_I64, 0), before)
-            totals = [_phi(builder, total, before) for total in totals]
-            full_end = builder.add(start, number(_I64, CHAIN))
-            is_short = builder.icmp_signed("<", links, full_end)
-            end = builder.select(is_short, links, full_end)
-            builder.branch(chain)
-
-            builder.position_at_end(chain)
-            link = _phi(builder, start, first)
-            sums = [_phi(builder, zero, first) for _ in totals]
-            w_offset = builder.mul(builder.mul(link, w_by), number(_I64, w.element.size))
-            _prefetch(builder, builder.add(ahead_at, w_offset))
-            weights = [builder.add(vector, w_offset) for vector in w_vectors]
-            added = _add_link(builder, in_pairs, x, x_rows, w, weights, link, sums)
-            following = builder.add(link, number(_I64, 1))
-            for phi, value in zip([link, *sums], [following, *added], strict=True):
-                phi.add_incoming(value, chain)
-            is_inside = builder.icmp_signed("<", following, end)
-            builder.cbranch(is_inside, chain, behind_chain)
-
-            builder.position_at_end(behind_chain)
-            results = [builder.fadd(*each) for each in zip(totals, added, strict=True)]
-            for phi, value in zip([start, *totals], [end, *results], strict=True):
-                phi.add_incoming(value, behind_chain)
-            builder.cbranch(builder.icmp_signed("<", end, links), first, behind)
-
-            builder.position_at_end(behind)
-            for number_of_sum, value in enumerate(results):
-                row, vector = divmod(number_of_sum, num_vectors)
-                offset = number(_I64, LANES * vector * y.element.size)
-                target = builder.add(address(y_at, rows[row], y_by, y.element.size), offset)
-                emit_store(builder, target, y, value)
+            end = builder.append_basic_block("end")
+            choice = builder.switch(arguments[0], end)
+            for rows in range(1, TILE_ROWS + 1):
+                block = builder.append_basic_block(f"rows_{rows}")
+                choice.add_case(number(_I64, rows), block)
+                builder.position_at_end(block)
+                _emit_tile(builder, rows, num_vectors, num_lines, kinds, arguments[1:])
+                builder.branch(end)
+            builder.position_at_end(end)
             return context.get_dummy_value()
 
         whole = types.int64
-        signature = types.void(x, whole, w, whole, whole, w, whole, init, whole, y, whole)
+        signature = types.void(
+            whole, x, whole, w, whole, whole, w, whole, whole, init, whole, y, whole
+        )
         return signature, emit
 
-    return tile
+    return tiles
+
+
+def _emit_tile(
+    builder: Any,
+    num_rows: int,
+    num_vectors: int,
+    num_lines: int,
+    kinds: tuple[PointerType, ...],
+    arguments: Any,
+) -> None:
+    x, w, init, y = kinds
+    x_at, x_by, w_at, w_by, w_next, ahead_at, ahead_by, links, init_at, init_by, y_at, y_by = (
+        arguments
+    )
+
+    def address(start: Any, index: Any, stride: Any, size: int) -> Any:
+        offset = builder.mul(builder.mul(index, stride), number(_I64, size))
+        return builder.add(start, offset)
+
+    rows = [number(_I64, row) for row in range(num_rows)]
+    vectors = [number(_I64, vector) for vector in range(num_vectors)]
+    along = [number(_I64, LANES * vector * init.element.size) for vector in range(num_vectors)]
+    x_rows = [address(x_at, row, x_by, x.element.size) for row in rows]
+    w_vectors = [address(w_at, vector, w_next, w.element.size) for vector in vectors]
+    totals = [
+        emit_load(
+            builder,
+            builder.add(address(init_at, row, init_by, init.element.size), offset),
+            init,
+        )
+        for row in rows
+        for offset in along
+    ]
+    zero = ir.Constant(totals[0].type, None)
+    first, chain, behind_chain, behind = (
+        builder.append_basic_block(name) for name in ("first", "chain", "total", "store")
+    )
+    before = builder.block
+    builder.branch(first)
+
+    builder.position_at_end(first)
+    start = _phi(builder, number(_I64, 0), before)
+    totals = [_phi(builder, total, before) for total in totals]
+    full_end = builder.add(start, number(_I64, CHAIN))
+    is_short = builder.icmp_signed("<", links, full_end)
+    end = builder.select(is_short, links, full_end)
+    builder.branch(chain)
+
+    builder.position_at_end(chain)
+    link = _phi(builder, start, first)
+    sums = [_phi(builder, zero, first) for _ in totals]
+    w_offset = builder.mul(builder.mul(link, w_by), number(_I64, w.element.size))
+    ahead = address(ahead_at, link, ahead_by, w.element.size)
+    for line in range(num_lines):
+        _prefetch(builder, builder.add(ahead, number(_I64, LINE * line)))
+    weights = [builder.add(vector, w_offset) for vector in w_vectors]
+    added = _add_link(builder, x, x_rows, w, weights, link, sums)
+    following = builder.add(link, number(_I64, 1))
+    for phi, value in zip([link, *sums], [following, *added], strict=True):
+        phi.add_incoming(value, chain)
+    is_inside = builder.icmp_signed("<", following, end)
+    builder.cbranch(is_inside, chain, behind_chain)
+
+    builder.position_at_end(behind_chain)
+    results = [builder.fadd(*each) for each in zip(totals, added, strict=True)]
+    for phi, value in zip([start, *totals], [end, *results], strict=True):
+        phi.add_incoming(value, behind_chain)
+    builder.cbranch(builder.icmp_signed("<", end, links), first, behind)
+
+    builder.position_at_end(behind)
+    for place, value in enumerate(results):
+        row, vector = divmod(place, num_vectors)
+        offset = number(_I64, LANES * vector * y.element.size)
+        target = builder.add(address(y_at, rows[row], y_by, y.element.size), offset)
+        emit_store(builder, target, y, value)
 
 
 def _prefetch(builder: Any, address: Any) -> None:
@@ -167,7 +193,6 @@ def _phi(builder: Any, value: Any, block: Any) -> Any:
 
 def _add_link(
     builder: Any,
-    in_pairs: bool,
     x: PointerType,
     x_rows: list[Any],
     w: PointerType,
@@ -176,6 +201,7 @@ def _add_link(
     sums: list[Any],
 ) -> list[Any]:
     """All sums, row by row, with one more product, or pair of products, each."""
+    in_pairs = HAS_PAIRS and x.is_bfloat16 and w.is_bfloat16
     width = 2 if in_pairs else 1
     x_offset = builder.mul(link, number(_I64, width * x.element.size))
     inputs = [builder.add(start, x_offset) for start in x_rows]
@@ -211,40 +237,12 @@ def _load_pairs(builder: Any, address: Any, count: int, alignment: int) -> Any:
     return builder.bitcast(vector, ir.VectorType(_BFloat(), 2 * LANES))
 
 
-def _strip(num_vectors: int) -> Callable:
-    """Tiles one below the other: any number of rows by `num_vectors` vectors of features."""
-    tiles = [_tile(rows, num_vectors) for rows in range(1, TILE_ROWS + 1)]
-    tile_1, tile_2, *more = tiles
-    tile_3, tile_4, tile_5, tile_6 = more or (tile_2, tile_2, tile_2, tile_2)
-
-    @njit(nogil=True)
-    def strip(x, x_stride, num_rows, w, w_step, w_stride, count, init, init_stride, y, y_stride):
-        row, vector = 0, 0
-        while row < num_rows:
-            rows = min(num_rows - row, TILE_ROWS)
-            # While the first vectors of features are in use, those behind them come from memory.
-            ahead = w + (num_vectors + vector) * w_stride
-            vector = (vector + 1) % num_vectors
-            a, i, b = x + row * x_stride, init + row * init_stride, y + row * y_stride
-            if rows == 1:
-                tile_1(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            elif rows == 2:
-                tile_2(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            elif rows == 3:
-                tile_3(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            elif rows == 4:
-                tile_4(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            elif rows == 5:
-                tile_5(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            else:
-                tile_6(a, x_stride, w, w_step, w_stride, ahead, count, i, init_stride, b, y_stride)
-            row += rows
-
-    return strip
-
-
-_wide_strip = _strip(TILE_VECTORS)
-_narrow_strip = _strip(1)
+# While vectors of features are in use those behind them come from memory, in even parts over the passes
+# of rows: where there is one pass four lines a link, where there are two or three passes two lines.
+_tiles_of_one_pass = _tiles(TILE_VECTORS, 4)
+_tiles_of_few_passes = _tiles(TILE_VECTORS, 2)
+_tiles_of_many_passes = _tiles(TILE_VECTORS, 1)
+_narrow_tiles = _tiles(1, 1)
 
 
 @njit(nogil=True)
@@ -257,16 +255,40 @@ def multiply(
     vectors of w for the next inner index (or pair of them) are `w_step` on, those of the next LANES
     features `w_stride`. `count` is the number of links of a chain, at least 1.
     """
+    passes = -(-num_rows // TILE_ROWS)
+    step = TILE_VECTORS * w_step // passes
     vector = 0
-    while vector + TILE_VECTORS <= num_vectors:
-        _wide_strip(
-            x, x_stride, num_rows, w + vector * w_stride, w_step, w_stride, count,
-            init + vector * LANES, init_stride, y + vector * LANES, y_stride,
-        )  # fmt: skip
-        vector += TILE_VECTORS
     while vector < num_vectors:
-        _narrow_strip(
-            x, x_stride, num_rows, w + vector * w_stride, w_step, w_stride, count,
-            init + vector * LANES, init_stride, y + vector * LANES, y_stride,
-        )  # fmt: skip
-        vector += 1
+        width = TILE_VECTORS if num_vectors - vector >= TILE_VECTORS else 1
+        weights = w + vector * w_stride
+        ahead = weights + width * w_stride
+        row = 0
+        for number_of_pass in range(passes):
+            behind = num_rows * (number_of_pass + 1) // passes
+            rows = behind - row
+            at = x + row * x_stride
+            start = init + (row * init_stride + vector * LANES)
+            out = y + (row * y_stride + vector * LANES)
+            if width == 1:
+                _narrow_tiles(
+                    rows, at, x_stride, weights, w_step, w_stride, ahead, w_step, count, start,
+                    init_stride, out, y_stride,
+                )  # fmt: skip
+            elif passes == 1:
+                _tiles_of_one_pass(
+                    rows, at, x_stride, weights, w_step, w_stride, ahead, step, count, start,
+                    init_stride, out, y_stride,
+                )  # fmt: skip
+            elif passes <= 3:
+                _tiles_of_few_passes(
+                    rows, at, x_stride, weights, w_step, w_stride, ahead, step, count, start,
+                    init_stride, out, y_stride,
+                )  # fmt: skip
+            else:
+                _tiles_of_many_passes(
+                    rows, at, x_stride, weights, w_step, w_stride, ahead, step, count, start,
+                    init_stride, out, y_stride,
+                )  # fmt: skip
+            ahead = ahead + count * step
+            row = behind
+        vector += width
