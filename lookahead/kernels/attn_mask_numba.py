@@ -19,6 +19,7 @@ from lookahead.kernels.simd import (
     LANES,
     TAGS,
     exp,
+    join,
     keep_first,
     larger,
     largest,
@@ -34,7 +35,7 @@ from lookahead.kernels.simd import (
     whole_numbers,
     zeros,
 )
-from lookahead.kernels.tile import TILE_ROWS, multiply
+from lookahead.kernels.tile import TILE_ROWS, multiplies_pairs, multiply_near, width_of
 from lookahead.layout import RowTree
 
 BLOCK = 64
@@ -89,31 +90,46 @@ def find_live(paths, live, rows, depths, first):
 
 
 def scratch_size(head_dim: int) -> int:
-    """Numbers that `attend_part` needs for itself."""
-    return BLOCK * (head_dim + filled_up(head_dim) + TILE_ROWS) + BLOCK
+    """Wide numbers that `attend_part` needs for itself."""
+    return _near_size(head_dim, filled_up(head_dim)) + BLOCK * (TILE_ROWS + 1)
+
+
+@njit(nogil=True)
+def _near_size(head_dim, stride):
+    """Numbers of a block's keys and values and of the rows' weights."""
+    return BLOCK * (head_dim + stride + TILE_ROWS)
+
+
+def near_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a block's keys and values, and the rows' weights, are held in: as they are where pairs of
+    them are multiplied, else as wide as the computation."""
+    return dtype if multiplies_pairs(dtype) else wide_dtype(dtype)
 
 
 @njit(nogil=True)
 def attend_part(
-    q, sums, tops, weights, head_dim, stride, group, keys, values, length, row_start, depths, first,
-    table, begin, end, scratch,
+    q, sums, tops, weights, head_dim, stride, group, scale, keys, values, length, row_start, depths,
+    first, table, begin, end, scratch, near_tag, wide_tag,
 ):  # fmt: skip
     """Rows begin..end-1 of one sequence and one key/value head; a row here is one query head of a
     step's row: number `r * group + member`.
 
     Args:
-        q: pointer to the queries, wide, `stride` apart, times head_dim ** -0.5.
+        q: pointer to the queries, `stride` apart.
         sums, tops, weights: pointers to what is left behind for each row: weighted sum of values,
             `stride` apart, largest score, sum of weights.
+        scale: what products of queries and keys are multiplied by.
         keys, values: pointers to the head's cache, [C, head_dim].
         depths, first, table: of the live rows, as in `Paths`.
-        scratch: pointer to `scratch_size` numbers, wide and finite.
+        scratch: address of `scratch_size` wide numbers, all of them finite as `near_tag` too.
+        near_tag: of `near_dtype`.
     """
-    block_keys = scratch  # [head_dim, BLOCK]
-    block_values = block_keys + BLOCK * head_dim  # [BLOCK, stride]
-    scores = block_values + BLOCK * stride  # [TILE_ROWS, BLOCK]
+    block_keys = pointer(scratch, near_tag)  # [head_dim / width, BLOCK, width]
+    block_values = block_keys + BLOCK * head_dim  # [BLOCK / width, stride, width]
+    shares = block_values + BLOCK * stride  # [TILE_ROWS, BLOCK]
+    scores = pointer(scratch, wide_tag) + _near_size(head_dim, stride)  # [TILE_ROWS, BLOCK]
     none = scores + BLOCK * TILE_ROWS  # [BLOCK] zeros
-    zero = zeros(scratch)
+    zero = zeros(scores)
     for i in range(0, BLOCK, LANES):
         store(none + i, zero)
     for row in range(begin, end):
@@ -127,8 +143,8 @@ def attend_part(
         _load_keys(keys + start * head_dim, BLOCK, head_dim, block_keys)
         _load_values(values + start * head_dim, BLOCK, head_dim, block_values, stride)
         _fold(
-            q, sums, tops, weights, begin, end, depths, length - start, group, head_dim, stride,
-            block_keys, block_values, scores, none,
+            q, sums, tops, weights, begin, end, depths, length - start, group, head_dim, stride, scale,
+            block_keys, block_values, shares, scores, none,
         )  # fmt: skip
     deepest = 0
     for depth in depths:
@@ -145,58 +161,77 @@ def attend_part(
             behind = length + depths[first[path + 1] - 1] + 1  # the position behind the path
             for position in range(start + committed, min(behind, start + BLOCK)):
                 at = (row_start + table[path, position - length]) * head_dim
-                place = position - start
-                _load_key(keys + at, head_dim, block_keys + place)
-                _load_values(values + at, 1, head_dim, block_values + place * stride, stride)
+                _load_key(keys + at, position - start, 0, head_dim, block_keys)
+                _load_value(values + at, position - start, 0, head_dim, block_values, stride)
             _fold(
                 q, sums, tops, weights, low, high, depths, length - start, group, head_dim, stride,
-                block_keys, block_values, scores, none,
+                scale, block_keys, block_values, shares, scores, none,
             )  # fmt: skip
 
 
 @njit(nogil=True)
-def _load_key(key, head_dim, column):
-    """One key into a column of a block."""
-    for i in range(head_dim):
-        store_one(column + i * BLOCK, load_one(key + i))
+def _load_key(key, place, start, head_dim, block_keys):
+    """Numbers start..head_dim-1 of one key into the block's column `place`."""
+    width = width_of(block_keys)
+    for i in range(start, head_dim):
+        store_one(
+            block_keys + ((i // width * BLOCK + place) * width + i % width), load_one(key + i)
+        )
 
 
 @njit(nogil=True)
 def _load_keys(keys, count, head_dim, block_keys):
     """The first `count` keys as the block's columns."""
-    squares = count // LANES * LANES if head_dim % LANES == 0 else 0
+    width = width_of(block_keys)
+    squares = count // LANES * LANES
+    sides = head_dim // (LANES * width) * (LANES * width)
     for place in range(0, squares, LANES):
-        for i in range(0, head_dim, LANES):
+        for i in range(0, sides, LANES * width):
             transpose(
-                keys + (place * head_dim + i), head_dim, block_keys + (i * BLOCK + place), BLOCK
-            )
+                keys + (place * head_dim + i), head_dim, block_keys + (i * BLOCK + place * width),
+                BLOCK * width,
+            )  # fmt: skip
+        if sides < head_dim:
+            for each in range(place, place + LANES):
+                _load_key(keys + each * head_dim, each, sides, head_dim, block_keys)
     for place in range(squares, count):
-        _load_key(keys + place * head_dim, head_dim, block_keys + place)
+        _load_key(keys + place * head_dim, place, 0, head_dim, block_keys)
+
+
+@njit(nogil=True)
+def _load_value(value, place, start, head_dim, block_values, stride):
+    """Numbers start..head_dim-1 of one value into the block's row `place`."""
+    width = width_of(block_values)
+    row = block_values + (place // width * stride * width + place % width)
+    for i in range(start, head_dim):
+        store_one(row + i * width, load_one(value + i))
 
 
 @njit(nogil=True)
 def _load_values(values, count, head_dim, block_values, stride):
-    """The first `count` values as the block's rows, filled up with zeros."""
-    for place in range(count):
+    """The first `count` values as the block's rows; what fills a row up is left as it is."""
+    width = width_of(block_values)
+    full = head_dim // LANES * LANES
+    groups = count // width * width
+    for place in range(0, groups, width):
         source, target = values + place * head_dim, block_values + place * stride
-        i = 0
-        while i + LANES <= head_dim:
-            store(target + i, load(source + i))
-            i += LANES
-        if i < head_dim:
-            store(target + i, zeros(target))
-            while i < head_dim:
-                store_one(target + i, load_one(source + i))
-                i += 1
+        for i in range(0, full, LANES):
+            join(source + i, source + (head_dim * (width - 1) + i), target + i * width)
+        if full < head_dim:
+            for each in range(place, place + width):
+                _load_value(values + each * head_dim, each, full, head_dim, block_values, stride)
+    for place in range(groups, count):
+        _load_value(values + place * head_dim, place, 0, head_dim, block_values, stride)
 
 
 @njit(nogil=True)
 def _fold(
-    q, sums, tops, weights, begin, end, depths, offset, group, head_dim, stride, block_keys,
-    block_values, scores, none,
+    q, sums, tops, weights, begin, end, depths, offset, group, head_dim, stride, scale, block_keys,
+    block_values, shares, scores, none,
 ):  # fmt: skip
     """Fold a block into rows begin..end-1; the committed length is `offset` behind the block's start. A
     row whose position is before the block is left as it is."""
+    width = width_of(block_keys)
     row = begin
     while row < end:
         if depths[row // group] + offset < 0:
@@ -204,38 +239,39 @@ def _fold(
             continue
         count = min(end - row, TILE_ROWS)
         row_sums = sums + row * stride
-        multiply(
-            q + row * stride, stride, count, block_keys, BLOCK, LANES, BLOCK // LANES, head_dim, none,
-            0, scores, BLOCK,
+        multiply_near(
+            q + row * stride, stride, count, block_keys, BLOCK * width, LANES * width, BLOCK // LANES,
+            head_dim // width, none, 0, scores, BLOCK,
         )  # fmt: skip
         for i in range(count):
             visible = min(depths[(row + i) // group] + offset + 1, BLOCK)
             _weigh(
-                scores + i * BLOCK, visible, row_sums + i * stride, stride,
+                scores + i * BLOCK, scale, visible, shares + i * BLOCK, row_sums + i * stride, stride,
                 tops + (row + i), weights + (row + i),
             )  # fmt: skip
-        multiply(
-            scores, BLOCK, count, block_values, stride, LANES, stride // LANES, BLOCK, row_sums, stride,
-            row_sums, stride,
+        multiply_near(
+            shares, BLOCK, count, block_values, stride * width, LANES * width, stride // LANES,
+            BLOCK // width, row_sums, stride, row_sums, stride,
         )  # fmt: skip
         row += count
 
 
 @njit(nogil=True)
-def _weigh(scores, visible, sums, stride, top, weight):
+def _weigh(scores, scale, visible, shares, sums, stride, top, weight):
     """Turn a row's scores into weights, of which the first `visible` are not 0, and scale what the row
     has summed up so far for its new maximum."""
     hidden = same(zeros(scores), -np.inf)
+    factor = same(hidden, scale)
     best = hidden
     for i in range(0, BLOCK, LANES):
-        score = keep_first(load(scores + i), visible - i, hidden)
+        score = keep_first(load(scores + i) * factor, visible - i, hidden)
         store(scores + i, score)
         best = larger(score, best)
     new_top = splat(largest(larger(splat(load_one(top)), best)))
     block_weight = zeros(scores)
     for i in range(0, BLOCK, LANES):
         value = exp(load(scores + i) - new_top)
-        store(scores + i, value)
+        store(shares + i, value)
         block_weight = block_weight + value
     shrink = exp(splat(load_one(top)) - new_top)
     for i in range(0, stride, LANES):
@@ -259,8 +295,9 @@ def finish_row(sums, weight, head_dim, out):
 
 @njit(nogil=True, cache=True)
 def _attend(
-    tag, wide_tag, q, num_rows, num_kv_heads, group, head_dim, stride, keys, values, capacity, lengths,
-    row_start, live_rows, paths, rows, depths, first, sums, tops, weights, scratch, out,
+    tag, near_tag, wide_tag, q, num_rows, num_kv_heads, group, head_dim, stride, scale, keys, values,
+    capacity, lengths, row_start, live_rows, paths, rows, depths, first, sums, tops, weights, scratch,
+    out,
 ):  # fmt: skip
     """All sequences and heads; q is [B, num_kv_heads, T in the order of paths, group, stride]."""
     sums_at, tops_at = pointer(sums, wide_tag), pointer(tops, wide_tag)
@@ -271,10 +308,10 @@ def _attend(
             place = sequence * num_kv_heads + head
             cached = place * capacity * head_dim
             attend_part(
-                pointer(q, wide_tag) + place * num_rows * group * stride, sums_at, tops_at, weights_at,
-                head_dim, stride, group, pointer(keys, tag) + cached, pointer(values, tag) + cached,
-                lengths[sequence], row_start, depths[:count], first, paths.table, 0, count * group,
-                pointer(scratch, wide_tag),
+                pointer(q, tag) + place * num_rows * group * stride, sums_at, tops_at, weights_at,
+                head_dim, stride, group, scale, pointer(keys, tag) + cached,
+                pointer(values, tag) + cached, lengths[sequence], row_start, depths[:count], first,
+                paths.table, 0, count * group, scratch, near_tag, wide_tag,
             )  # fmt: skip
             for row in range(count * group):
                 at = (sequence * num_rows + rows[row // group]) * num_kv_heads + head
@@ -299,15 +336,16 @@ def attend_numba(
     num_kv_heads, capacity = k_cache.shape[1:3]
     group, stride, dtype = num_q_heads // num_kv_heads, filled_up(head_dim), wide_dtype(q.dtype)
     paths = paths_of(layout)
-    scaled = q.new_zeros((batch, num_kv_heads, num_rows, group, stride), dtype=dtype)
-    ordered = q[:, torch.from_numpy(paths.order)].to(dtype) * head_dim**-0.5
-    scaled[..., :head_dim] = ordered.unflatten(2, (num_kv_heads, group)).transpose(1, 2)
-    sums = scaled.new_empty((num_rows * group, stride))
+    by_head = q.new_zeros((batch, num_kv_heads, num_rows, group, stride))
+    ordered = q[:, torch.from_numpy(paths.order)]
+    by_head[..., :head_dim] = ordered.unflatten(2, (num_kv_heads, group)).transpose(1, 2)
+    sums = torch.empty((num_rows * group, stride), dtype=dtype)
     tops, weights = sums.new_empty(2, num_rows * group)
     scratch = sums.new_zeros(scratch_size(head_dim))
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     _attend(
-        TAGS[q.dtype], TAGS[dtype], scaled.data_ptr(), num_rows, num_kv_heads, group, head_dim, stride,
+        TAGS[q.dtype], TAGS[near_dtype(q.dtype)], TAGS[dtype], by_head.data_ptr(), num_rows,
+        num_kv_heads, group, head_dim, stride, head_dim**-0.5,
         k_cache.data_ptr(), v_cache.data_ptr(), capacity, whole_numbers(lengths), row_start,
         whole_numbers(live_rows), paths, np.empty_like(paths.order), np.empty_like(paths.depths),
         np.empty_like(paths.first),

@@ -15,7 +15,6 @@ from lookahead.kernels.simd import (
     load,
     load_one,
     pointer,
-    same,
     splat,
     store,
     store_one,
@@ -68,7 +67,6 @@ def write_head(head, size, cached):
 @njit(nogil=True)
 def write_row(
     qkv, num_kv_heads, group, head_dim, cos, sin, keys, values, head_stride, q, q_head_stride, q_stride,
-    scale,
 ):  # fmt: skip
     """Rotate one row's queries and keys, write keys and values to the cache, queries to `q`.
 
@@ -77,8 +75,8 @@ def write_row(
         cos, sin: pointers to the row's half head_dim numbers.
         keys, values: pointers to the row's place in the cache for head 0, those of the next
             `head_stride` on.
-        q: pointer to where the row's queries go, as wide as the computation, times `scale`; those of a
-            key/value head's group are `q_stride` apart, of the next such head `q_head_stride`.
+        q: pointer to where the row's queries go; those of a key/value head's group are `q_stride`
+            apart, of the next such head `q_head_stride`.
     """
     num_q_heads = num_kv_heads * group
     half = head_dim // 2
@@ -91,14 +89,14 @@ def write_row(
         spoiled += write_head(key, head_dim, keys + head * head_stride)
         value = key + num_kv_heads * head_dim
         spoiled += write_head(value, head_dim, values + head * head_stride)
-    addend, factor = splat(spoiled), same(zero, scale)
+    addend = splat(spoiled)
     for head in range(num_kv_heads):
         for member in range(group):
             source = qkv + (head * group + member) * head_dim
             target = q + head * q_head_stride + member * q_stride
             for i in range(0, head_dim, LANES):
                 rotated = keep_first(load(source + i), head_dim - i, zero)
-                store(target + i, rotated * factor + addend)
+                store(target + i, rotated + addend)
 
 
 @njit(nogil=True, cache=True)
@@ -115,8 +113,8 @@ def _write_rows(
                 pointer(qkv, tag) + place * stride, num_kv_heads, group, head_dim,
                 pointer(cos, wide_tag) + table, pointer(sin, wide_tag) + table,
                 pointer(keys, tag) + cached, pointer(values, tag) + cached, capacity * head_dim,
-                pointer(q, wide_tag) + place * num_kv_heads * group * q_stride, group * q_stride,
-                q_stride, 1.0,
+                pointer(q, tag) + place * num_kv_heads * group * q_stride, group * q_stride,
+                q_stride,
             )  # fmt: skip
 
 
@@ -136,10 +134,10 @@ def rope_write_numba(
     group = num_heads // num_kv_heads - 2
     rows = F.pad(qkv.flatten(2), (0, LANES)).contiguous()
     num_q_heads, q_stride = num_kv_heads * group, filled_up(head_dim)
-    q = cos.new_empty((batch, num_rows, num_q_heads, q_stride))
+    q = qkv.new_empty((batch, num_rows, num_q_heads, q_stride))
     _write_rows(
         TAGS[qkv.dtype], TAGS[cos.dtype], rows.data_ptr(), batch, num_rows, rows.shape[-1],
         num_kv_heads, group, head_dim, cos.data_ptr(), sin.data_ptr(), whole_numbers(positions),
         k_cache.data_ptr(), v_cache.data_ptr(), capacity, row_start, q.data_ptr(), q_stride,
     )  # fmt: skip
-    return q[..., :head_dim].to(qkv.dtype)
+    return q[..., :head_dim].contiguous()

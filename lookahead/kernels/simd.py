@@ -488,7 +488,8 @@ def same(like, value):
 @intrinsic
 def transpose(_context, source, source_stride, target, target_stride):
     """Load a square of LANES by LANES numbers, rows `source_stride` numbers apart, and store it
-    transposed."""
+    transposed. If source and target are of bfloat16, pairs of neighbours stay together."""
+    of_pairs = source.is_bfloat16 and target.is_bfloat16
 
     def emit(context, builder, signature, arguments):
         start, stride, to, to_stride = arguments
@@ -496,8 +497,11 @@ def transpose(_context, source, source_stride, target, target_stride):
         step = builder.mul(stride, number(_I64, element.size))
         rows = []
         for row in range(LANES):
-            offset = builder.mul(step, number(_I64, row))
-            rows.append(emit_load(builder, builder.add(start, offset), source))
+            address = builder.add(start, builder.mul(step, number(_I64, row)))
+            if of_pairs:
+                rows.append(_load_words(builder, address))
+            else:
+                rows.append(emit_load(builder, address, source))
         half = LANES // 2
         # A perfect shuffle of rows i and i + LANES / 2, log2(LANES) times over, transposes.
         mixes = [
@@ -513,8 +517,43 @@ def transpose(_context, source, source_stride, target, target_stride):
             ]
         to_step = builder.mul(to_stride, number(_I64, target.element.size))
         for row, vector in enumerate(rows):
-            offset = builder.mul(to_step, number(_I64, row))
-            emit_store(builder, builder.add(to, offset), target, vector)
+            address = builder.add(to, builder.mul(to_step, number(_I64, row)))
+            if of_pairs:
+                _store_words(builder, address, vector)
+            else:
+                emit_store(builder, address, target, vector)
         return context.get_dummy_value()
 
     return types.void(source, types.int64, target, types.int64), emit
+
+
+@intrinsic
+def join(_context, first, second, target):
+    """Copy LANES numbers from `first` on; to a target of bfloat16 LANES pairs, each a number from
+    `first` on and its neighbour from `second` on."""
+
+    def emit(context, builder, signature, arguments):
+        start, other, to = arguments
+        if not target.is_bfloat16:
+            emit_store(builder, to, target, emit_load(builder, start, first))
+            return context.get_dummy_value()
+        halves = []
+        for address in (start, other):
+            half = builder.load(pointer_to(builder, address, ir.VectorType(_I16, LANES)))
+            half.align = 2
+            halves.append(builder.zext(half, ir.VectorType(_I32, LANES)))
+        high = builder.shl(halves[1], lanes_of(number(_I32, 16)))
+        _store_words(builder, to, builder.or_(halves[0], high))
+        return context.get_dummy_value()
+
+    return types.void(first, second, target), emit
+
+
+def _load_words(builder: Any, address: Any) -> Any:
+    loaded = builder.load(pointer_to(builder, address, ir.VectorType(_I32, LANES)))
+    loaded.align = 2
+    return loaded
+
+
+def _store_words(builder: Any, address: Any, words: Any) -> None:
+    builder.store(words, pointer_to(builder, address, words.type)).align = 2

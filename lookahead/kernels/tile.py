@@ -28,9 +28,9 @@ from lookahead.kernels.simd import (
 
 def _target_features() -> set[str]:
     """What Numba compiles for: this processor, unless it was told of another."""
-    if config.CPU_FEATURES is not None:
-        told = config.CPU_FEATURES.split(",")
-        return {feature[1:] for feature in told if feature.startswith("+")}
+    told = getattr(config, "CPU_FEATURES", None)
+    if told is not None:
+        return {feature[1:] for feature in told.split(",") if feature.startswith("+")}
     return {name for name, is_there in binding.get_host_cpu_features().items() if is_there}
 
 
@@ -63,6 +63,17 @@ class _BFloat(ir.Type):
 def multiplies_pairs(dtype: torch.dtype) -> bool:
     """Whether weights of this dtype lie in pairs along the inner index."""
     return HAS_PAIRS and dtype == torch.bfloat16
+
+
+@intrinsic
+def width_of(_context, w):
+    """Inner indices of one link where `w` points to weights: 2 if they lie in pairs."""
+    width = 2 if HAS_PAIRS and w.is_bfloat16 else 1
+
+    def emit(context, builder, signature, arguments):
+        return number(_I64, width)
+
+    return types.int64(w), emit
 
 
 def _tiles(num_vectors: int, num_lines: int) -> Callable:
@@ -243,6 +254,8 @@ _tiles_of_one_pass = _tiles(TILE_VECTORS, 4)
 _tiles_of_few_passes = _tiles(TILE_VECTORS, 2)
 _tiles_of_many_passes = _tiles(TILE_VECTORS, 1)
 _narrow_tiles = _tiles(1, 1)
+_near_tiles = _tiles(TILE_VECTORS, 0)
+_narrow_near_tiles = _tiles(1, 0)
 
 
 @njit(nogil=True)
@@ -292,3 +305,25 @@ def multiply(
             ahead = ahead + count * step
             row = behind
         vector += width
+
+
+@njit(nogil=True)
+def multiply_near(
+    x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride
+):
+    """`multiply` for at most TILE_ROWS rows and a `w` that is in the cache already."""
+    vector = 0
+    while vector < num_vectors:
+        at, start, out = w + vector * w_stride, init + vector * LANES, y + vector * LANES
+        if num_vectors - vector >= TILE_VECTORS:
+            _near_tiles(
+                num_rows, x, x_stride, at, w_step, w_stride, at, 0, count, start, init_stride, out,
+                y_stride,
+            )  # fmt: skip
+            vector += TILE_VECTORS
+        else:
+            _narrow_near_tiles(
+                num_rows, x, x_stride, at, w_step, w_stride, at, 0, count, start, init_stride, out,
+                y_stride,
+            )  # fmt: skip
+            vector += 1

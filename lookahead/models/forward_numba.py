@@ -17,6 +17,7 @@ from lookahead.kernels.attn_mask_numba import (
     attend_part,
     find_live,
     finish_row,
+    near_dtype,
     paths_of,
     scratch_size,
 )
@@ -59,7 +60,7 @@ class _Sizes(NamedTuple):
     gate_up_stride: int
     activated_stride: int
     width: int  # inner indices of one link
-    scratch: int
+    scratch_bytes: int  # of one thread
     vocab_vectors_stride: (
         int  # numbers of one vector of features of a packed embedding; 0 if not packed
     )
@@ -142,8 +143,8 @@ def _embed_row(embedding, token, sizes, out):
 
 @njit(nogil=True)
 def _attend_share(
-    thread, num_threads, tag, wide_tag, sizes, at, cache, layer, lengths, table, places
-):
+    thread, num_threads, tag, near_tag, wide_tag, sizes, at, cache, layer, lengths, table, places
+):  # fmt: skip
     """This thread's part of a layer's attention."""
     group, stride, kv_heads = sizes.group, sizes.head_stride, sizes.num_kv_heads
     num_rows = places.first[-1]
@@ -162,11 +163,11 @@ def _attend_share(
             layer * cache.layer + sequence * cache.sequence + head * cache.head
         )
         attend_part(
-            pointer(at.q, wide_tag) + offset * stride, sums, pointer(at.tops, wide_tag) + offset,
-            weights, sizes.head_dim, stride, group, keys, keys + cache.values,
+            pointer(at.q, tag) + offset * stride, sums, pointer(at.tops, wide_tag) + offset,
+            weights, sizes.head_dim, stride, group, sizes.scale, keys, keys + cache.values,
             lengths[sequence], cache.row_start, places.depths[start : places.first[sequence + 1]],
-            places.paths[sequence], table, begin, end,
-            pointer(at.scratch, wide_tag) + thread * sizes.scratch,
+            places.paths[sequence], table, begin, end, at.scratch + thread * sizes.scratch_bytes,
+            near_tag, wide_tag,
         )  # fmt: skip
         for row in range(begin, end):
             out = pointer(at.attended, tag) + (start + row // group) * sizes.attended_stride
@@ -193,8 +194,8 @@ def _norm_share(thread, num_threads, tag, wide_tag, sizes, at, num_rows, added, 
 
 @njit(nogil=True, cache=True)
 def _forward(
-    thread, num_threads, counter, arrivals, tag, wide_tag, sizes, at, embedding, first_norm, layers,
-    cos, sin, cache, tokens, positions, lengths, live_rows, paths, places, out,
+    thread, num_threads, counter, arrivals, tag, near_tag, wide_tag, sizes, at, embedding, first_norm,
+    layers, cos, sin, cache, tokens, positions, lengths, live_rows, paths, places, out,
 ):  # fmt: skip
     batch, step_rows = tokens.shape
     if thread == 0:
@@ -244,23 +245,14 @@ def _forward(
                 pointer(at.qkv, tag) + row * sizes.qkv_stride, sizes.num_kv_heads, sizes.group,
                 sizes.head_dim, pointer(cos, wide_tag) + angle, pointer(sin, wide_tag) + angle,
                 keys, keys + cache.values, cache.head,
-                pointer(at.q, wide_tag) + row * sizes.group * sizes.head_stride,
-                num_rows * sizes.group * sizes.head_stride, sizes.head_stride, sizes.scale,
+                pointer(at.q, tag) + row * sizes.group * sizes.head_stride,
+                num_rows * sizes.group * sizes.head_stride, sizes.head_stride,
             )  # fmt: skip
         arrivals = meet(counter, arrivals, num_threads)
         _attend_share(
-            thread,
-            num_threads,
-            tag,
-            wide_tag,
-            sizes,
-            at,
-            cache,
-            layer,
-            lengths,
-            paths.table,
+            thread, num_threads, tag, near_tag, wide_tag, sizes, at, cache, layer, lengths, paths.table,
             places,
-        )
+        )  # fmt: skip
         arrivals = meet(counter, arrivals, num_threads)
         multiply_share(
             thread, num_threads, tag, wide_tag, at.attended, sizes.attended_stride, num_rows,
@@ -348,7 +340,7 @@ class NumbaForward:
             gate_up_stride=filled_up(2 * config.intermediate_size) + LANES,
             activated_stride=filled_up(config.intermediate_size),
             width=width,
-            scratch=scratch_size(config.head_dim),
+            scratch_bytes=scratch_size(config.head_dim) * self._wide.itemsize,
             vocab_vectors_stride=links * LANES * width if is_tied else 0,
             eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
@@ -391,8 +383,9 @@ class NumbaForward:
         where = _Cache(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
         out = torch.empty((batch, num_rows, self._sizes.hidden_stride), dtype=self._dtype)
         team_of(self._num_threads).run(
-            _forward, TAGS[self._dtype], TAGS[self._wide], self._sizes, self._buffers, self._embedding,
-            self._first_norm, self._layers, self._cos.data_ptr(), self._sin.data_ptr(), where,
+            _forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
+            self._sizes, self._buffers, self._embedding, self._first_norm,
+            self._layers, self._cos.data_ptr(), self._sin.data_ptr(), where,
             whole_numbers(tokens), whole_numbers(positions), whole_numbers(lengths),
             whole_numbers(live_rows), paths, places,
             out.data_ptr(),
@@ -450,7 +443,7 @@ class NumbaForward:
             rows(sizes.hidden_stride, self._dtype),
             rows(sizes.hidden_stride, self._dtype),
             rows(sizes.qkv_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._wide),
+            rows(num_q_heads * sizes.head_stride, self._dtype),
             rows(num_q_heads * sizes.head_stride, self._wide),
             rows(num_q_heads, self._wide),
             rows(num_q_heads, self._wide),
@@ -458,6 +451,6 @@ class NumbaForward:
             rows(sizes.hidden_stride, self._dtype),
             rows(sizes.gate_up_stride, self._dtype),
             rows(sizes.activated_stride, self._dtype),
-            torch.zeros(num_threads * sizes.scratch, dtype=self._wide),
+            torch.zeros(num_threads * sizes.scratch_bytes, dtype=torch.uint8),
         ]
         self._buffers = _Buffers(*(tensor.data_ptr() for tensor in self._tensors))
