@@ -7,6 +7,7 @@ token ids and nothing of text. Autoregressive decoding is the same step with W =
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -104,13 +105,12 @@ class _Plan:
         self.layout = layout
         self.depths = torch.tensor(layout.depths, dtype=torch.int32, device=device)
         self.logit_rows = torch.tensor(layout.logit_rows, device=device)
-        self.last_level_rows = torch.tensor(
-            layout.last_level_rows, dtype=torch.int64, device=device
-        )
         self.paths = torch.tensor(layout.candidate_paths, device=device)
         # Row number -> its place among the rows with logits.
         self.logit_places = torch.zeros(layout.num_rows, dtype=torch.int64, device=device)
         self.logit_places[self.logit_rows] = torch.arange(len(self.logit_rows), device=device)
+        last_level = torch.tensor(layout.last_level_rows, dtype=torch.int64, device=device)
+        self.last_level_places = self.logit_places[last_level]
 
 
 class Step:
@@ -129,6 +129,10 @@ class Step:
             batch_size, model.config.vocab_size, config.guesses, config.ngram, device
         )
         self.eos_ids = torch.empty(0, dtype=torch.int64, device=device)
+        # Imported where it is used, for Numba may not be there.
+        self._compiled = (
+            import_module("lookahead.step_numba") if model.implementation == "numba" else None
+        )
         self._plan = cache(
             lambda guesses: _Plan(LookaheadLayout(config.window, config.ngram, guesses), device)
         )
@@ -172,16 +176,9 @@ class Step:
         )
         logits = self.model.logits(hidden.index_select(1, plan.logit_rows))
         chosen, is_finite = largest_logit(logits, self.model.implementation)
-        choices = chosen.new_zeros(tokens.shape)
-        choices[:, plan.logit_rows] = chosen
-        verdict = verify(tokens, choices, plan.paths, live)
-        counts, finished = self._cut(verdict)
-
-        offsets = torch.arange(verdict.rows.shape[1], device=tokens.device)
-        kept = offsets < counts.unsqueeze(1)
-        row_is_finite = is_finite.new_ones(tokens.shape)
-        row_is_finite[:, plan.logit_rows] = is_finite
-        finite = (row_is_finite.gather(1, verdict.rows) | ~kept).all(1)
+        next_tokens = chosen.index_select(1, plan.last_level_places)
+        given = (tokens, chosen, is_finite, plan, live)
+        verdict, counts, finished, finite = self._judge(*given)
         kept_logits = None
         if keep_logits:
             places = plan.logit_places[verdict.rows].unsqueeze(2)
@@ -189,16 +186,55 @@ class Step:
         output = StepOutput(verdict.emitted, counts, finished, finite, kept_logits)
         if trace is not None:
             self._record(trace, layout, tokens, positions, live, origins, verdict, output)
-
         self.kv_cache.commit(verdict.rows, counts, state.lengths)
+        self._learn(verdict, counts, next_tokens)
+        state.finished.copy_(finished)
+        return output
+
+    def _judge(
+        self,
+        tokens: torch.Tensor,
+        chosen: torch.Tensor,
+        is_finite: torch.Tensor,
+        plan: _Plan,
+        live: torch.Tensor,
+    ) -> tuple[Verdict, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The verdict on the rows, how many tokens each sequence emits [B], whether it is finished then
+        [B], and whether the logits that were used are finite [B]; `chosen` and `is_finite` are those
+        of the rows with logits."""
+        state = self.state
+        if self._compiled is not None:
+            return self._compiled.judge(
+                tokens, chosen, is_finite, plan.logit_places, plan.paths, live, state.lengths,
+                state.limits, state.finished, self.eos_ids,
+            )  # fmt: skip
+        choices = chosen.new_zeros(tokens.shape)
+        choices[:, plan.logit_rows] = chosen
+        verdict = verify(tokens, choices, plan.paths, live)
+        counts, finished = self._cut(verdict)
+        kept = torch.arange(verdict.rows.shape[1], device=tokens.device) < counts.unsqueeze(1)
+        used = is_finite.gather(1, plan.logit_places[verdict.rows])
+        return verdict, counts, finished, (used | ~kept).all(1)
+
+    def _learn(self, verdict: Verdict, counts: torch.Tensor, next_tokens: torch.Tensor) -> None:
+        """Append the emitted tokens to the text, insert n-grams, shift the window; `next_tokens` [B, W]
+        follow its last level."""
+        state = self.state
+        if self._compiled is not None:
+            origins = (WINDOW, OUTPUT)
+            self._compiled.learn(
+                state.tokens, state.lengths, verdict, counts, next_tokens, self.window, self.pool,
+                origins,
+            )  # fmt: skip
+            return
+        offsets = torch.arange(verdict.rows.shape[1], device=counts.device)
+        kept = offsets < counts.unsqueeze(1)
         text_index = state.lengths.unsqueeze(1) + 1 + offsets
         state.tokens.scatter_(1, text_index, verdict.emitted.to(torch.int32))
-        self._draft(choices[:, plan.last_level_rows], text_index, kept)
+        self._draft(next_tokens, text_index, kept)
         state.lengths += counts.to(torch.int32)
-        state.finished.copy_(finished)
         if self.config.window:
-            self.window.shift(choices[:, plan.last_level_rows], state.current)
-        return output
+            self.window.shift(next_tokens, state.current)
 
     def _guess_counts(self) -> range:
         """All that `_guesses_to_run` may say."""
