@@ -135,6 +135,8 @@ def _where(plan: Plan) -> str:
 def _plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked without the weights."""
     configs = decode_modes.parse_configs(options.configs)
+    if options.peers not in ("", "transformers"):
+        raise InputError(f"--peers: {options.peers!r} is not known, expected transformers")
     peers.parse_peers(options.peers)
     if options.cost and (options.resume or options.peers):
         raise InputError("--cost decodes a text of its own: leave out --resume and --peers")

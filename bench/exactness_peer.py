@@ -6,8 +6,6 @@ import peers
 import torch
 from exactness_texts import compare_texts
 
-LOOKED_UP_TOKENS = 10
-
 
 class LookUpPeer(peers.TransformersPeer):
     """Both ways of `generate` on one model."""
@@ -15,7 +13,8 @@ class LookUpPeer(peers.TransformersPeer):
     def compare(self, token_ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         """As `compare_texts`."""
         plain = self._generate(token_ids, max_new_tokens)
-        other = self._generate(token_ids, max_new_tokens, prompt_lookup_num_tokens=LOOKED_UP_TOKENS)
+        look_up = peers.TransformersLookUpPeer.settings
+        other = self._generate(token_ids, max_new_tokens, **look_up)
         return {"name": "transformers, prompt look-up", "peer": True, **compare_texts(plain, other)}
 
     def _generate(

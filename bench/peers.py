@@ -4,7 +4,9 @@ Each is optional: asked for and not installed is an error, never a row left out.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import decode_modes
@@ -13,9 +15,13 @@ import torch
 from lookahead.config import ModelConfig
 from lookahead.errors import InputError
 
+LOOKED_UP_TOKENS = 10
+
 
 class TransformersPeer:
     """Greedy `generate` of transformers with its key/value cache, one sequence."""
+
+    settings: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
@@ -43,7 +49,8 @@ class TransformersPeer:
     ) -> decode_modes.Run:
         """Decode one prompt; there is nothing to trace.
 
-        The first token comes out of the prefill, which is not counted: neither the token nor its time.
+        What comes with the prefill is not counted: neither its tokens, of which greedy decoding has
+        one, nor its time.
         """
         ids = torch.tensor([token_ids], device=self._model.device)
         clock = _TokenClock()
@@ -53,20 +60,30 @@ class TransformersPeer:
             generation_config=self._settings,
             max_new_tokens=max_new_tokens,
             streamer=clock,
+            **self.settings,
         )
         new_ids = output[0, len(token_ids) :].tolist()
-        steps = len(new_ids) - 1
-        return decode_modes.Run(new_ids, steps, steps, clock.times[-1] - clock.times[1])
+        _, first, *rest = clock.counts
+        seconds = clock.times[-1] - clock.times[1]
+        return decode_modes.Run(new_ids, len(new_ids) - first, len(rest), seconds)
+
+
+class TransformersLookUpPeer(TransformersPeer):
+    """The same with candidates looked up in the prompt and the text so far."""
+
+    settings = MappingProxyType({"prompt_lookup_num_tokens": LOOKED_UP_TOKENS})
 
 
 class _TokenClock:
-    """A streamer that notes when the prompt, and then each token, arrived on the host."""
+    """A streamer that notes when the prompt, and then each step's tokens, arrived on the host."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.counts: list[int] = []
 
     def put(self, tokens: torch.Tensor) -> None:
         self.times.append(time.perf_counter())
+        self.counts.append(tokens.numel())
 
     def end(self) -> None:
         pass
@@ -78,7 +95,7 @@ def _import_transformers() -> Any:
         import transformers
     except ImportError as error:
         raise InputError(
-            "--peers transformers: transformers cannot be imported; run `pip install transformers` "
+            "--peers: transformers cannot be imported; run `pip install transformers` "
             "or leave the option out"
         ) from error
     transformers.logging.set_verbosity_error()
@@ -86,7 +103,7 @@ def _import_transformers() -> Any:
     return transformers
 
 
-PEERS = {"transformers": TransformersPeer}
+PEERS = {"transformers": TransformersPeer, "transformers-pld": TransformersLookUpPeer}
 
 
 def parse_peers(text: str) -> list[str]:
@@ -95,6 +112,6 @@ def parse_peers(text: str) -> list[str]:
     for name in names:
         if name not in PEERS:
             raise InputError(f"--peers: {name!r} is not known, expected {', '.join(PEERS)}")
-    if "transformers" in names:
+    if names:
         _import_transformers()
     return names

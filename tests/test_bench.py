@@ -449,13 +449,17 @@ def test_transformers_runs_beside_the_engine(
     pytest.importorskip("transformers")
     arguments = ["--ckpt", str(checkpoint), "--prompts", str(prompts), "--max-new-tokens", "8"]
     arguments += ["--configs", "4,3,4", "--repeats", "1", "--dtype", "float32"]
-    assert decode.main([*arguments, "--peers", "transformers"]) == 0
-    row = last_json(capsys.readouterr().out)["rows"][-1]
+    assert decode.main([*arguments, "--peers", "transformers,transformers-pld"]) == 0
+    row, looked_up = last_json(capsys.readouterr().out)["rows"][-2:]
     assert (row["mode"], row["window"], row["accepted"]) == ("transformers", None, None)
     assert (row["tokens_per_step"], row["identical_prompts"]) == (1, 2)
     # The first token of each prompt comes out of its prefill.
     assert row["tokens"] == sum(prompt["new_tokens"] - 1 for prompt in row["prompts"])
-    assert row["ratio"]["median"] > 0
+    assert looked_up["mode"] == "transformers-pld"
+    assert looked_up["tokens_per_step"] > 1  # the model repeats itself
+    assert looked_up["identical_prompts"] == 2
+    for each in (row, looked_up):
+        assert each["ratio"]["median"] > 0
 
 
 def test_transformers_that_is_not_installed_is_an_error(
@@ -477,7 +481,10 @@ def test_transformers_that_is_not_installed_is_an_error(
         (["--ckpt", "CKPT", "--configs", "5,1,5"], "ngram must be"),
         (["--ckpt", "CKPT", "--configs", "5,4,0"], "verifies nothing"),
         (["--ckpt", "CKPT", "--limit", "0"], "--limit: expected a whole number of at least 1"),
-        (["--ckpt", "CKPT", "--peers", "other"], "'other' is not known, expected transformers"),
+        (
+            ["--ckpt", "CKPT", "--peers", "other"],
+            "'other' is not known, expected transformers, transf",
+        ),
         (["--ckpt", "CKPT", "--dtype", "int8"], "dtype 'int8' is not known"),
         (["--ckpt", "CKPT", "--max-new-tokens", "500"], "prompt chat-1 has "),
         (["--ckpt", "CKPT", "--json-out", "."], "--json-out"),
