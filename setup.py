@@ -19,7 +19,7 @@ setup(
     install_requires=[
         "torch>=2.6",
         "triton>=3.2; platform_system == 'Linux' and platform_machine == 'x86_64'",
-        "numba>=0.61",
+        "numba>=0.62",
         "safetensors>=0.4",
         "sentencepiece>=0.2",
         "tokenizers>=0.20",

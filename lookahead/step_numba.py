@@ -5,14 +5,14 @@ the files that it calls are the specification; tests compare the two after every
 """
 
 import torch
-from numba import njit
 
 from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.drafting.window import Window
+from lookahead.kernels.simd import entry, kernel
 from lookahead.verify import Verdict
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _judge(
     tokens, choices, finite, places, paths, live, lengths, limits, finished, eos_ids, rows, emitted,
     counts, winners, ends, are_finite,
@@ -71,7 +71,7 @@ def judge(
     return Verdict(rows, emitted, counts, winners), counts, ends, are_finite
 
 
-@njit(nogil=True)
+@kernel
 def _insert(entries, origins, counts, gram, origin):
     """One n-gram to the front of a key's slots; equal ones leave, the last falls out."""
     guesses, size = entries.shape
@@ -97,7 +97,7 @@ def _insert(entries, origins, counts, gram, origin):
     origins[0] = origin
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _learn(
     text, lengths, emitted, counts, next_tokens, window, steps, entries, origins, filled, gram,
     window_origin, output_origin,

@@ -14,7 +14,7 @@ from lookahead.config import LookaheadConfig
 from lookahead.engine import Engine
 from lookahead.kernels.attn_mask_numba import BLOCK
 from lookahead.layout import LookaheadLayout
-from lookahead.models.forward_numba import NumbaForward
+from lookahead.models.llama_numba import NumbaForward
 from lookahead.prefill import CHUNK_ROWS
 
 SMOLLM2 = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-instruct"

@@ -38,6 +38,7 @@ ROWS = [
     "models.checkpoint_config models.rope models.weights",
     "models.products",
     "models.forward_*",
+    "models.llama_numba",
     "models.llama models.loader",
     "prefill",
     "parallel",

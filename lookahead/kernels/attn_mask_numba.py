@@ -1,9 +1,9 @@
 """`attend` on a CPU: blocks of BLOCK keys at absolute positions, folded in order.
 
-For each block a row has its own maximum and sum, as the GPU kernel's; a block that reaches beyond the
-committed length takes each row's keys along the row's own path. All sums are chains in order of
-position (`tile.multiply`), so a row's bits depend on its keys and values by position and on nothing
-else: a verified row does what the autoregressive row would have done.
+A row keeps a running maximum and sum; a block that reaches beyond the committed length takes each row's
+keys along the row's own path. All sums are chains in order of position (`tile.multiply_near`), so a row's
+bits depend on its keys and values by position and on nothing else: a verified row does what the
+autoregressive row would have done.
 """
 
 from functools import lru_cache
@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
 from lookahead.kernels.checks import check_contiguous
 from lookahead.kernels.product_numba import filled_up, wide_dtype
 from lookahead.kernels.simd import (
     LANES,
     TAGS,
+    entry,
     exp,
     join,
     keep_first,
+    kernel,
     larger,
     largest,
     load,
@@ -73,7 +74,7 @@ def paths_of(layout: RowTree) -> Paths:
     )
 
 
-@njit(nogil=True)
+@kernel
 def find_live(paths, live, rows, depths, first):
     """Leave out dead rows: fills `rows`, `depths` and `first` as `paths` has them, returns how many
     rows there are."""
@@ -94,7 +95,7 @@ def scratch_size(head_dim: int) -> int:
     return _near_size(head_dim, filled_up(head_dim)) + BLOCK * (TILE_ROWS + 1)
 
 
-@njit(nogil=True)
+@kernel
 def _near_size(head_dim, stride):
     """Numbers of a block's keys and values and of the rows' weights."""
     return BLOCK * (head_dim + stride + TILE_ROWS)
@@ -106,7 +107,7 @@ def near_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if multiplies_pairs(dtype) else wide_dtype(dtype)
 
 
-@njit(nogil=True)
+@kernel
 def attend_part(
     q, sums, tops, weights, head_dim, stride, group, scale, keys, values, length, row_start, depths,
     first, table, begin, end, scratch, near_tag, wide_tag,
@@ -169,7 +170,7 @@ def attend_part(
             )  # fmt: skip
 
 
-@njit(nogil=True)
+@kernel
 def _load_key(key, place, start, head_dim, block_keys):
     """Numbers start..head_dim-1 of one key into the block's column `place`."""
     width = width_of(block_keys)
@@ -179,7 +180,7 @@ def _load_key(key, place, start, head_dim, block_keys):
         )
 
 
-@njit(nogil=True)
+@kernel
 def _load_keys(keys, count, head_dim, block_keys):
     """The first `count` keys as the block's columns."""
     width = width_of(block_keys)
@@ -198,7 +199,7 @@ def _load_keys(keys, count, head_dim, block_keys):
         _load_key(keys + place * head_dim, place, 0, head_dim, block_keys)
 
 
-@njit(nogil=True)
+@kernel
 def _load_value(value, place, start, head_dim, block_values, stride):
     """Numbers start..head_dim-1 of one value into the block's row `place`."""
     width = width_of(block_values)
@@ -207,7 +208,7 @@ def _load_value(value, place, start, head_dim, block_values, stride):
         store_one(row + i * width, load_one(value + i))
 
 
-@njit(nogil=True)
+@kernel
 def _load_values(values, count, head_dim, block_values, stride):
     """The first `count` values as the block's rows; what fills a row up is left as it is."""
     width = width_of(block_values)
@@ -224,7 +225,7 @@ def _load_values(values, count, head_dim, block_values, stride):
         _load_value(values + place * head_dim, place, 0, head_dim, block_values, stride)
 
 
-@njit(nogil=True)
+@kernel
 def _fold(
     q, sums, tops, weights, begin, end, depths, offset, group, head_dim, stride, scale, block_keys,
     block_values, shares, scores, none,
@@ -256,7 +257,7 @@ def _fold(
         row += count
 
 
-@njit(nogil=True)
+@kernel
 def _weigh(scores, scale, visible, shares, sums, stride, top, weight):
     """Turn a row's scores into weights, of which the first `visible` are not 0, and scale what the row
     has summed up so far for its new maximum."""
@@ -280,7 +281,7 @@ def _weigh(scores, scale, visible, shares, sums, stride, top, weight):
     store_one(top, largest(new_top))
 
 
-@njit(nogil=True)
+@kernel
 def finish_row(sums, weight, head_dim, out):
     """out = sums / weight, for pointers to one row's."""
     divisor = splat(load_one(weight))
@@ -293,7 +294,7 @@ def finish_row(sums, weight, head_dim, out):
         i += 1
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _attend(
     tag, near_tag, wide_tag, q, num_rows, num_kv_heads, group, head_dim, stride, scale, keys, values,
     capacity, lengths, row_start, live_rows, paths, rows, depths, first, sums, tops, weights, scratch,

@@ -95,7 +95,16 @@ def check_launch(**tensors: torch.Tensor) -> None:
 
 
 def check_can_run(implementation: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse Triton's kernels on a CPU but in its interpreter, and there bfloat16."""
+    """Refuse Triton's kernels on a CPU but in its interpreter, and there bfloat16; Numba's elsewhere,
+    and float16 on a processor without instructions for it."""
+    if implementation == "numba":
+        if device.type != "cpu":
+            raise ValueError(f"implementation: expected torch or triton on {device}, got numba")
+        if dtype == torch.float16 and not _import_from("lookahead.kernels.tile", "HAS_FLOAT16"):
+            raise ValueError(
+                "implementation: expected torch for float16 on this processor, which has no "
+                "instructions for it (F16C), got numba; or take another dtype"
+            )
     if implementation != "triton" or device.type != "cpu":
         return
     kernel = _import_from("lookahead.kernels.silu_mul_triton", "gate_rows")

@@ -1,12 +1,11 @@
 """`commit_rows` on a CPU: only what is accepted is copied."""
 
 import torch
-from numba import njit
 
-from lookahead.kernels.simd import TAGS, load_one, pointer, store_one, whole_numbers
+from lookahead.kernels.simd import TAGS, entry, load_one, pointer, store_one, whole_numbers
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _commit(tag, data, sizes, strides, rows, counts, lengths, row_start):
     for sequence in range(len(counts)):
         for place in range(counts[sequence]):

@@ -2,11 +2,12 @@
 
 import numpy as np
 import torch
-from numba import njit
 
 from lookahead.kernels.simd import (
     LANES,
     TAGS,
+    entry,
+    kernel,
     larger,
     largest,
     load,
@@ -20,7 +21,7 @@ from lookahead.kernels.simd import (
 from lookahead.kernels.team import meet, share, team_of
 
 
-@njit(nogil=True)
+@kernel
 def largest_of_row(row, size):
     """The first place of the largest of `size` numbers; whether it is finite and all are numbers."""
     lowest = same(zeros(row), -np.inf)
@@ -42,7 +43,7 @@ def largest_of_row(row, size):
     return place, is_number and most - most == 0
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _largest(thread, num_threads, counter, arrivals, tag, logits, stride, size, tokens, finite):
     begin, end = share(len(tokens), thread, num_threads)
     for row in range(begin, end):
@@ -50,14 +51,16 @@ def _largest(thread, num_threads, counter, arrivals, tag, logits, stride, size, 
     meet(counter, arrivals, num_threads)
 
 
-def largest_logit_numba(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `largest_logit`. Logits of one row lie side by side."""
+def largest_logit_numba(
+    logits: torch.Tensor, num_threads: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `largest_logit`. By as many threads as torch would use, unless told otherwise."""
     rows = logits.reshape(-1, logits.shape[-1])
     if rows.stride(1) != 1:
         rows = rows.contiguous()
     tokens = torch.empty(rows.shape[0], dtype=torch.int64)
     finite = torch.empty(rows.shape[0], dtype=torch.bool)
-    team_of(torch.get_num_threads()).run(
+    team_of(num_threads or torch.get_num_threads()).run(
         _largest, TAGS[logits.dtype], rows.data_ptr(), rows.stride(0), rows.shape[1], tokens.numpy(),
         finite.numpy(),
     )  # fmt: skip

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from numba import njit
 
-from lookahead.kernels.simd import LANES, TAGS, pointer
+from lookahead.kernels.simd import LANES, TAGS, entry, kernel, pointer
 from lookahead.kernels.team import Team, meet, share
 from lookahead.kernels.tile import TILE_VECTORS, multiplies_pairs, multiply
 
@@ -61,7 +60,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
     return Packed(packed, wide_bias, out_size, in_size)
 
 
-@njit(nogil=True)
+@kernel
 def multiply_share(
     thread, num_threads, tag, wide_tag, x, x_stride, num_rows, weight, bias, num_vectors, num_links,
     width, y, y_stride,
@@ -80,7 +79,7 @@ def multiply_share(
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _product(thread, num_threads, counter, arrivals, *arguments):
     multiply_share(thread, num_threads, *arguments)
     meet(counter, arrivals, num_threads)

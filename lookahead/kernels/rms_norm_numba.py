@@ -4,13 +4,14 @@ import math
 
 import torch
 import torch.nn.functional as F
-from numba import njit
 
 from lookahead.kernels.product_numba import filled_up, wide_dtype
 from lookahead.kernels.simd import (
     LANES,
     TAGS,
+    entry,
     fma,
+    kernel,
     load,
     pointer,
     same,
@@ -20,14 +21,14 @@ from lookahead.kernels.simd import (
 )
 
 
-@njit(nogil=True)
+@kernel
 def add_row(x, residual, size):
     """residual += x, rounded; both pointers to `size` numbers, filled up to whole vectors."""
     for i in range(0, size, LANES):
         store(residual + i, load(x + i) + load(residual + i))
 
 
-@njit(nogil=True)
+@kernel
 def norm_row(x, weight, eps, size, out):
     """Normalise a row filled up with zeros to whole vectors; `weight` is as wide as the computation."""
     squares = zeros(x)
@@ -39,7 +40,7 @@ def norm_row(x, weight, eps, size, out):
         store(out + i, load(x + i) * scale * load(weight + i))
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _norm_rows(tag, wide_tag, x, residual, num_rows, size, stride, weight, eps, out):
     for row in range(num_rows):
         start = pointer(x, tag) + row * stride

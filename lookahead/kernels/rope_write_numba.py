@@ -2,16 +2,17 @@
 
 import torch
 import torch.nn.functional as F
-from numba import njit
 
 from lookahead.kernels.checks import check_contiguous
 from lookahead.kernels.product_numba import filled_up
 from lookahead.kernels.simd import (
     LANES,
     TAGS,
+    entry,
     finite_or_zero,
     fma,
     keep_first,
+    kernel,
     load,
     load_one,
     pointer,
@@ -24,7 +25,7 @@ from lookahead.kernels.simd import (
 )
 
 
-@njit(nogil=True)
+@kernel
 def rotate_head(head, cos, sin, half):
     """Rotate the pairs (i, i + half) of 2 * half numbers where they lie, rounded."""
     i = 0
@@ -42,7 +43,7 @@ def rotate_head(head, cos, sin, half):
         i += 1
 
 
-@njit(nogil=True)
+@kernel
 def write_head(head, size, cached):
     """Copy a key or value to the cache, 0 for what is not finite.
 
@@ -64,7 +65,7 @@ def write_head(head, size, cached):
     return total(spoiled)
 
 
-@njit(nogil=True)
+@kernel
 def write_row(
     qkv, num_kv_heads, group, head_dim, cos, sin, keys, values, head_stride, q, q_head_stride, q_stride,
 ):  # fmt: skip
@@ -99,7 +100,7 @@ def write_row(
                 store(target + i, rotated + addend)
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _write_rows(
     tag, wide_tag, qkv, batch, num_rows, stride, num_kv_heads, group, head_dim, cos, sin, positions,
     keys, values, capacity, row_start, q, q_stride,

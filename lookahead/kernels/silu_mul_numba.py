@@ -2,13 +2,23 @@
 
 import torch
 import torch.nn.functional as F
-from numba import njit
 
 from lookahead.kernels.product_numba import filled_up
-from lookahead.kernels.simd import LANES, TAGS, exp, keep_first, load, pointer, same, store
+from lookahead.kernels.simd import (
+    LANES,
+    TAGS,
+    entry,
+    exp,
+    keep_first,
+    kernel,
+    load,
+    pointer,
+    same,
+    store,
+)
 
 
-@njit(nogil=True)
+@kernel
 def gate_row(gate_up, size, out):
     """out = silu(gate) * up for a row of `size` gates and as many ups; behind both, and behind out,
     there is room for a whole vector, which in out is filled with zeros."""
@@ -19,7 +29,7 @@ def gate_row(gate_up, size, out):
         store(out + i, keep_first(value, size - i, zero))
 
 
-@njit(nogil=True, cache=True)
+@entry
 def _gate_rows(tag, gate_up, num_rows, stride, size, out, out_stride):
     for row in range(num_rows):
         gate_row(pointer(gate_up, tag) + row * stride, size, pointer(out, tag) + row * out_stride)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import (
@@ -30,6 +30,7 @@ from numba.extending import (
 )
 
 LANES = 16
+IS_X86 = binding.get_process_triple().startswith(("x86_64", "i686"))
 
 _I16, _I32, _I64 = (ir.IntType(bits) for bits in (16, 32, 64))
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
@@ -93,6 +94,19 @@ TAGS = {getattr(torch, name): Tag(name) for name in ELEMENTS}
 def whole_numbers(tensor: torch.Tensor) -> np.ndarray:
     """An int tensor on a CPU as the one kind of array that kernels are compiled for."""
     return tensor.to(torch.int64).contiguous().numpy()
+
+
+# Of functions that compiled functions call: without Python's exceptions, for a thread that raised one
+# would leave the others waiting.
+kernel = njit(nogil=True, error_model="numpy")
+
+
+def entry(function: Callable) -> Callable:
+    """A compiled function that Python calls; kept on disk, where there is a place for it."""
+    try:
+        return njit(nogil=True, error_model="numpy", cache=True)(function)
+    except RuntimeError:  # no folder can be written
+        return kernel(function)
 
 
 class PointerType(types.Type):
@@ -479,7 +493,7 @@ def _emit_exp(builder: Any, x: Any) -> Any:
     return builder.select(builder.fcmp_unordered("uno", x, x), x, series)
 
 
-@njit(inline="always")
+@kernel
 def same(like, value):
     """A vector of the kind of `like`, all lanes `value`."""
     return _same(like, value)

@@ -6,18 +6,20 @@ the compiled function, without returning to Python. Knows nothing of what they c
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import njit, types
+from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from lookahead.kernels.simd import IS_X86, kernel
+
 _PATIENCE = 2000  # looks at the counter before the processor is offered to others
-_IS_X86 = binding.get_process_triple().startswith(("x86_64", "i686"))
 
 
 @intrinsic
@@ -48,7 +50,7 @@ def _pause(_context):
     """Tell the processor that this is a waiting loop."""
 
     def emit(context, builder, signature, arguments):
-        if _IS_X86:
+        if IS_X86:
             nothing = ir.FunctionType(ir.VoidType(), [])
             name = "llvm.x86.sse2.pause"
             builder.call(cgutils.get_or_insert_function(builder.module, nothing, name), [])
@@ -68,7 +70,7 @@ def _yield_processor(_context):
     return types.int32(), emit
 
 
-@njit(nogil=True)
+@kernel
 def meet(counter, arrivals, num_threads):
     """Wait until all threads are here.
 
@@ -91,7 +93,7 @@ def meet(counter, arrivals, num_threads):
     return arrivals
 
 
-@njit(nogil=True)
+@kernel
 def share(count, thread, num_threads):
     """The part of 0..count-1 that is this thread's: its first and the one behind its last."""
     return count * thread // num_threads, count * (thread + 1) // num_threads
@@ -104,21 +106,41 @@ class Team:
         self.num_threads = num_threads
         self._counter = np.zeros(1, dtype=np.int64)
         self._address = self._counter.ctypes.data
-        self._orders: list[SimpleQueue] = []
+        self._queues: list[SimpleQueue] = []
+        self._orders_given = 0
         self._lock = threading.Lock()
         for thread in range(1, num_threads):
-            orders: SimpleQueue = SimpleQueue()
-            threading.Thread(target=_follow, args=(thread, orders), daemon=True).start()
-            self._orders.append(orders)
+            queue: SimpleQueue = SimpleQueue()
+            threading.Thread(target=_follow, args=(thread, queue), daemon=True).start()
+            self._queues.append(queue)
 
     def run(self, function: Callable, *arguments: Any) -> None:
         """Call function(thread, num_threads, counter, arrivals, *arguments) in every thread; it must
-        end with `meet`, so that all are done when this returns."""
+        `meet` at its end, so that all are done when this returns."""
         with self._lock:
-            where = (self.num_threads, self._address, int(self._counter[0]))
-            for orders in self._orders:
-                orders.put((function, (*where, *arguments)))
-            function(0, *where, *arguments)
+            start = int(self._counter[0])
+            self._orders_given += 1
+            where = (self.num_threads, self._address, start)
+            order = _Order(self._orders_given, function, (*where, *arguments))
+            try:
+                self._carry_out(order)
+            except BaseException:
+                # Ctrl-C, perhaps before this thread came to do its part, for which the others wait.
+                while self._queues and self._counter[0] < start + self.num_threads:
+                    with suppress(KeyboardInterrupt):
+                        self._carry_out(order)
+                raise
+
+    def _carry_out(self, order: "_Order") -> None:
+        for queue in self._queues:
+            queue.put(order)
+        order.function(0, *order.arguments)
+
+
+class _Order(NamedTuple):
+    number: int
+    function: Callable
+    arguments: tuple
 
 
 @cache
@@ -127,8 +149,13 @@ def team_of(num_threads: int) -> Team:
     return Team(num_threads)
 
 
-def _follow(thread: int, orders: SimpleQueue) -> None:
+def _follow(thread: int, queue: SimpleQueue) -> None:
+    """Carry out each order once, however often it is given."""
+    last = 0
     while True:
-        function, arguments = orders.get()
-        function(thread, *arguments)
-        del function, arguments  # they may hold memory that is not needed any more
+        order = queue.get()
+        if order.number > last:
+            last = order.number
+            with suppress(Exception):  # whatever it is, the calling thread meets it too
+                order.function(thread, *order.arguments)
+        del order  # it may hold memory that is not needed any more

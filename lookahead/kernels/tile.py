@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
 from lookahead.kernels.simd import (
+    IS_X86,
     LANES,
     PointerType,
     broadcast,
     emit_fma,
     emit_load,
     emit_store,
+    kernel,
     number,
     pointer_to,
 )
@@ -30,11 +32,17 @@ def _target_features() -> set[str]:
     """What Numba compiles for: this processor, unless it was told of another."""
     told = getattr(config, "CPU_FEATURES", None)
     if told is not None:
-        return {feature[1:] for feature in told.split(",") if feature.startswith("+")}
-    return {name for name, is_there in binding.get_host_cpu_features().items() if is_there}
+        found = {feature[1:] for feature in told.split(",") if feature.startswith("+")}
+    else:
+        host = binding.get_host_cpu_features()
+        found = {name for name, is_there in host.items() if is_there}
+    may_use_avx = getattr(config, "ENABLE_AVX", True)
+    return {name for name in found if may_use_avx or not name.startswith("avx")}
 
 
 HAS_PAIRS = "avx512bf16" in _target_features()
+# Elsewhere on x86 LLVM calls functions for float16 that may not be there.
+HAS_FLOAT16 = not IS_X86 or "f16c" in _target_features()
 # Rows and vectors of features of the largest tile: as many sums as there are registers for them.
 TILE_ROWS, TILE_VECTORS = (6, 4) if "avx512f" in _target_features() else (2, 2)
 
@@ -258,7 +266,7 @@ _near_tiles = _tiles(TILE_VECTORS, 0)
 _narrow_near_tiles = _tiles(1, 0)
 
 
-@njit(nogil=True)
+@kernel
 def multiply(
     x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride
 ):
@@ -307,7 +315,7 @@ def multiply(
         vector += width
 
 
-@njit(nogil=True)
+@kernel
 def multiply_near(
     x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride
 ):

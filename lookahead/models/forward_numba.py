@@ -5,46 +5,38 @@ computed. Each row's arithmetic is its own: no product, norm or attention depend
 step, on the number of threads or on how the work is shared between them.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from numba import njit
 
-from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask_numba import (
     attend_part,
     find_live,
     finish_row,
-    near_dtype,
-    paths_of,
-    scratch_size,
 )
-from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kernels.product_numba import (
-    Packed,
-    filled_up,
-    link_width,
     multiply_share,
-    pack,
-    product,
-    wide_dtype,
 )
 from lookahead.kernels.rms_norm_numba import add_row, norm_row
 from lookahead.kernels.rope_write_numba import write_row
 from lookahead.kernels.silu_mul_numba import gate_row
-from lookahead.kernels.simd import LANES, TAGS, load_one, pointer, store_one, whole_numbers
-from lookahead.kernels.team import meet, share, team_of
-from lookahead.kv_cache import KVCache
-from lookahead.layout import LookaheadLayout, RowTree
-from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
+from lookahead.kernels.simd import (
+    LANES,
+    entry,
+    kernel,
+    largest,
+    load_one,
+    pointer,
+    store_one,
+    zeros,
+)
+from lookahead.kernels.team import meet, share
 
 # A key/value head's rows are shared between threads if there are so many.
 SHARED_ROWS = 24
 
 
-class _Sizes(NamedTuple):
+class Sizes(NamedTuple):
     """Numbers that do not change; strides are those of buffers, in numbers."""
 
     num_layers: int
@@ -68,7 +60,7 @@ class _Sizes(NamedTuple):
     scale: float
 
 
-class _Buffers(NamedTuple):
+class Buffers(NamedTuple):
     """Addresses of the buffers of one row capacity."""
 
     residual: int
@@ -85,7 +77,7 @@ class _Buffers(NamedTuple):
     scratch: int
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """Which rows there are: `rows` holds sequence * T + row of each live row, `depths` their depths,
     `first` [B + 1] where a sequence's rows begin and `paths` [B, P + 1] where a path's own rows begin,
     counted from there."""
@@ -96,7 +88,7 @@ class _Places(NamedTuple):
     paths: np.ndarray
 
 
-class _Cache(NamedTuple):
+class CachePlace(NamedTuple):
     """The cache's address, and how many numbers on are the next layer, the values behind the keys, the
     next sequence and the next head."""
 
@@ -114,19 +106,20 @@ QKV, QKV_BIAS, OUTPUT, OUTPUT_BIAS, POST_NORM, GATE_UP, GATE_UP_BIAS, DOWN, DOWN
 )
 
 
-@njit(nogil=True)
+@kernel
 def _vectors(size):
     return -(-size // LANES)
 
 
-@njit(nogil=True)
+@kernel
 def _links(size, width):
     return -(-size // width)
 
 
-@njit(nogil=True)
+@kernel
 def _embed_row(embedding, token, sizes, out):
     """One token's embedding, filled up with zeros."""
+    none = largest(zeros(out))
     packed, width = sizes.vocab_vectors_stride, sizes.width
     for i in range(sizes.hidden):
         if packed:
@@ -139,9 +132,11 @@ def _embed_row(embedding, token, sizes, out):
         else:
             at = token * sizes.hidden + i
         store_one(out + i, load_one(embedding + at))
+    for i in range(sizes.hidden, sizes.hidden_stride):
+        store_one(out + i, none)
 
 
-@njit(nogil=True)
+@kernel
 def _attend_share(
     thread, num_threads, tag, near_tag, wide_tag, sizes, at, cache, layer, lengths, table, places
 ):  # fmt: skip
@@ -177,7 +172,7 @@ def _attend_share(
             )  # fmt: skip
 
 
-@njit(nogil=True)
+@kernel
 def _norm_share(thread, num_threads, tag, wide_tag, sizes, at, num_rows, added, weight):
     """This thread's rows of a norm, behind the addition of `added` to the residual unless that is 0."""
     begin, end = share(num_rows, thread, num_threads)
@@ -192,8 +187,8 @@ def _norm_share(thread, num_threads, tag, wide_tag, sizes, at, num_rows, added, 
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
-def _forward(
+@entry
+def run_forward(
     thread, num_threads, counter, arrivals, tag, near_tag, wide_tag, sizes, at, embedding, first_norm,
     layers, cos, sin, cache, tokens, positions, lengths, live_rows, paths, places, out,
 ):  # fmt: skip
@@ -292,165 +287,3 @@ def _forward(
         for i in range(sizes.hidden_stride):
             store_one(target + i, load_one(source + i))
     meet(counter, arrivals, num_threads)
-
-
-class NumbaForward:
-    """A model's packed weights and the buffers of its rows.
-
-    Attributes:
-        inexact_reason, row_block: a row depends on itself alone, so blocks are of one row.
-    """
-
-    inexact_reason: str | None = None
-    row_block: int | None = 1
-
-    def __init__(
-        self, config: ModelConfig, weights: LlamaWeights, cos: torch.Tensor, sin: torch.Tensor
-    ) -> None:
-        """Takes the layers out of `weights` one by one."""
-        self._dtype = weights.embedding.dtype
-        self._wide = wide_dtype(self._dtype)
-        self._cos, self._sin = cos, sin
-        self._kept: list[torch.Tensor] = []  # what is known by its address only
-        self._head = pack(weights.head, None)
-        is_tied = weights.head is weights.embedding
-        embedding = self._head.weight if is_tied else weights.embedding
-        self._embedding = self._keep(embedding)
-        self._first_norm = self._keep(self._wide_norm(weights.layers[0].input_norm))
-        layers = []
-        while weights.layers:
-            layer = weights.layers.pop(0)
-            following = weights.layers[0].input_norm if weights.layers else weights.norm
-            layers.append(self._layer(layer, following))
-        self._layers = np.array(layers, dtype=np.int64)
-        group = config.num_q_heads // config.num_kv_heads
-        heads = (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim
-        links, width = self._head.num_links, link_width(self._dtype)
-        self._sizes = _Sizes(
-            num_layers=len(layers),
-            hidden=config.hidden_size,
-            hidden_stride=filled_up(config.hidden_size),
-            num_kv_heads=config.num_kv_heads,
-            group=group,
-            head_dim=config.head_dim,
-            head_stride=filled_up(config.head_dim),
-            qkv_stride=filled_up(heads) + LANES,
-            attended_stride=filled_up(config.num_q_heads * config.head_dim),
-            intermediate=config.intermediate_size,
-            gate_up_stride=filled_up(2 * config.intermediate_size) + LANES,
-            activated_stride=filled_up(config.intermediate_size),
-            width=width,
-            scratch_bytes=scratch_size(config.head_dim) * self._wide.itemsize,
-            vocab_vectors_stride=links * LANES * width if is_tied else 0,
-            eps=config.rms_norm_eps,
-            scale=config.head_dim**-0.5,
-        )
-        self._capacity = self._num_threads = 0
-        self._compile(config)
-
-    def _compile(self, config: ModelConfig) -> None:
-        """Have all that a step runs compiled now, or read from disk, rather than in the first step."""
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, 2, config.head_dim)
-        cache = KVCache(torch.zeros(shape, dtype=self._dtype), 1, "numba")
-        zero = torch.zeros((1, 1), dtype=torch.int32)
-        layout = LookaheadLayout(0, 2, 0)
-        hidden = self.forward(zero, zero, layout, cache, zero[0], zero[0] + 1)
-        largest_logit(self.logits(hidden), "numba")
-        cache.commit(zero.long(), zero[0].long(), zero[0])
-
-    def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
-        """See `Llama.prepare`. All numbers of rows are run by the same code."""
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `Llama.forward`."""
-        batch, num_rows = tokens.shape
-        self._make_room(batch * num_rows)
-        paths = paths_of(layout)
-        places = _Places(
-            np.empty(batch * num_rows, dtype=np.int64),
-            np.empty(batch * num_rows, dtype=np.int64),
-            np.empty(batch + 1, dtype=np.int64),
-            np.empty((batch, len(paths.first)), dtype=np.int64),
-        )
-        where = _Cache(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
-        out = torch.empty((batch, num_rows, self._sizes.hidden_stride), dtype=self._dtype)
-        team_of(self._num_threads).run(
-            _forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
-            self._sizes, self._buffers, self._embedding, self._first_norm,
-            self._layers, self._cos.data_ptr(), self._sin.data_ptr(), where,
-            whole_numbers(tokens), whole_numbers(positions), whole_numbers(lengths),
-            whole_numbers(live_rows), paths, places,
-            out.data_ptr(),
-        )  # fmt: skip
-        return out[..., : self._sizes.hidden]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Llama.logits`."""
-        rows = hidden.reshape(-1, self._head.in_size)
-        if rows.shape[1] % self._sizes.width:
-            rows = torch.nn.functional.pad(rows, (0, 1))
-        out = rows.new_empty((rows.shape[0], self._head.num_vectors * LANES))
-        product(team_of(torch.get_num_threads()), rows, self._head, out)
-        return out[:, : self._head.out_size].view(*hidden.shape[:-1], -1)
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor that is needed from now on."""
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
-    def _wide_norm(self, weight: torch.Tensor) -> torch.Tensor:
-        wide = torch.zeros(filled_up(weight.shape[0]), dtype=self._wide)
-        wide[: weight.shape[0]] = weight
-        return wide
-
-    def _layer(self, layer: LayerWeights, next_norm: torch.Tensor) -> list[int]:
-        """Addresses in the order of the names above."""
-
-        def packed(linear: Linear) -> list[int]:
-            found: Packed = pack(linear.weight, linear.bias)
-            return [self._keep(found.weight), self._keep(found.bias)]
-
-        return [
-            *packed(layer.qkv),
-            *packed(layer.output),
-            self._keep(self._wide_norm(layer.post_attention_norm)),
-            *packed(layer.gate_up),
-            *packed(layer.down),
-            self._keep(self._wide_norm(next_norm)),
-        ]
-
-    def _make_room(self, num_rows: int) -> None:
-        """Buffers for so many rows and as many threads as torch would use; they begin as zeros, and
-        what fills rows up stays zero."""
-        num_threads, sizes = torch.get_num_threads(), self._sizes
-        if num_rows <= self._capacity and num_threads == self._num_threads:
-            return
-        self._capacity, self._num_threads = num_rows, num_threads
-        num_q_heads = sizes.num_kv_heads * sizes.group
-
-        def rows(stride: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(num_rows * stride, dtype=dtype)
-
-        self._tensors = [
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.qkv_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._wide),
-            rows(num_q_heads, self._wide),
-            rows(num_q_heads, self._wide),
-            rows(sizes.attended_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.gate_up_stride, self._dtype),
-            rows(sizes.activated_stride, self._dtype),
-            torch.zeros(num_threads * sizes.scratch_bytes, dtype=torch.uint8),
-        ]
-        self._buffers = _Buffers(*(tensor.data_ptr() for tensor in self._tensors))

@@ -120,7 +120,7 @@ def _choose(
     """The forward pass of an implementation; imported when asked for, for some machines cannot have
     all of them."""
     if implementation == "numba":
-        from lookahead.models.forward_numba import NumbaForward
+        from lookahead.models.llama_numba import NumbaForward
 
         return NumbaForward(config, weights, cos, sin)
     from lookahead.models.forward_ops import OpsForward

@@ -1,0 +1,239 @@
+"""A model whose forward pass on a CPU is `forward_numba.py`'s compiled function.
+
+Knows weights, buffers and threads; what is computed is the compiled function's business.
+"""
+
+from collections.abc import Iterable
+from threading import Lock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lookahead.config import ModelConfig
+from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
+from lookahead.kernels.largest_logit_numba import largest_logit_numba
+from lookahead.kernels.product_numba import (
+    Packed,
+    filled_up,
+    link_width,
+    pack,
+    product,
+    wide_dtype,
+)
+from lookahead.kernels.simd import LANES, TAGS, whole_numbers
+from lookahead.kernels.team import team_of
+from lookahead.kv_cache import KVCache
+from lookahead.layout import LookaheadLayout, RowTree
+from lookahead.models.forward_numba import Buffers, CachePlace, Places, Sizes, run_forward
+from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
+
+
+def _check_numbers(name: str, numbers: np.ndarray, behind: int) -> None:
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < behind:
+        raise ValueError(f"{name}: expected 0..{behind - 1}, got {numbers.tolist()!s:.200}")
+
+
+class NumbaForward:
+    """A model's packed weights and the buffers of its rows.
+
+    Attributes:
+        inexact_reason, row_block: a row depends on itself alone, so blocks are of one row.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, cos: torch.Tensor, sin: torch.Tensor
+    ) -> None:
+        """Takes the layers out of `weights` one by one."""
+        self._dtype = weights.embedding.dtype
+        self._vocab_size = config.vocab_size
+        self._lock = Lock()
+        self._wide = wide_dtype(self._dtype)
+        self._cos, self._sin = cos, sin
+        self._kept: list[torch.Tensor] = []  # what is known by its address only
+        self._head = pack(weights.head, None)
+        is_tied = weights.head is weights.embedding
+        embedding = self._head.weight if is_tied else weights.embedding
+        self._embedding = self._keep(embedding)
+        self._first_norm = self._keep(self._wide_norm(weights.layers[0].input_norm))
+        layers = []
+        while weights.layers:
+            layer = weights.layers.pop(0)
+            following = weights.layers[0].input_norm if weights.layers else weights.norm
+            layers.append(self._layer(layer, following))
+        self._layers = np.array(layers, dtype=np.int64)
+        group = config.num_q_heads // config.num_kv_heads
+        heads = (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim
+        links, width = self._head.num_links, link_width(self._dtype)
+        self._sizes = Sizes(
+            num_layers=len(layers),
+            hidden=config.hidden_size,
+            hidden_stride=filled_up(config.hidden_size),
+            num_kv_heads=config.num_kv_heads,
+            group=group,
+            head_dim=config.head_dim,
+            head_stride=filled_up(config.head_dim),
+            qkv_stride=filled_up(heads) + LANES,
+            attended_stride=filled_up(config.num_q_heads * config.head_dim),
+            intermediate=config.intermediate_size,
+            gate_up_stride=filled_up(2 * config.intermediate_size) + LANES,
+            activated_stride=filled_up(config.intermediate_size),
+            width=width,
+            scratch_bytes=scratch_size(config.head_dim) * self._wide.itemsize,
+            vocab_vectors_stride=links * LANES * width if is_tied else 0,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+        )
+        self._capacity = self._num_threads = 0
+        self.inexact_reason = self._try_out(config)
+        self.row_block = None if self.inexact_reason else 1
+
+    def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
+        """See `Llama.prepare`. All numbers of rows are run by the same code."""
+
+    def _try_out(self, config: ModelConfig) -> str | None:
+        """Run a step and its candidates' rows once more alone: why the model is not exact, if so.
+
+        Also has all that a step runs compiled, or read from disk, before the first step: in one thread,
+        so that nobody waits for a thread that was interrupted.
+        """
+        layout, one_row = LookaheadLayout(2, 3, 2), LookaheadLayout(0, 2, 0)
+        room, num_rows = layout.levels + 1, layout.num_rows
+        shape = (config.num_layers, 2, 1, config.num_kv_heads, room + num_rows, config.head_dim)
+        zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+
+        def new_cache() -> KVCache:
+            return KVCache(torch.zeros(shape, dtype=self._dtype), room, "numba")
+
+        def logits(
+            tokens: torch.Tensor, tree: RowTree, cache: KVCache, length: int
+        ) -> torch.Tensor:
+            positions = length + torch.tensor(tree.depths)
+            given = (tokens[None], positions[None], tree, cache, zero + length, one * len(tokens))
+            return self._logits(self._run(*given, num_threads=1), num_threads=1)[0]
+
+        tokens = torch.arange(num_rows) % config.vocab_size
+        together = logits(tokens, layout, new_cache(), 0)
+        largest_logit_numba(together, num_threads=1)
+        for path in layout.candidate_paths:
+            cache = new_cache()
+            for depth, row in enumerate(path):
+                alone = logits(tokens[[row]], one_row, cache, depth)
+                cache.commit(zero[None], one, zero + depth)
+                if not torch.equal(alone[0].nan_to_num(), together[row].nan_to_num()):
+                    return "a verified row had other bits than the autoregressive row on a trial"
+        return None
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Llama.forward`."""
+        num_threads = torch.get_num_threads()
+        return self._run(tokens, positions, layout, cache, lengths, live_rows, num_threads)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Llama.logits`."""
+        return self._logits(hidden, torch.get_num_threads())
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        num_threads: int,
+    ) -> torch.Tensor:
+        batch, num_rows = tokens.shape
+        row_tokens, row_positions = whole_numbers(tokens), whole_numbers(positions)
+        _check_numbers("tokens", row_tokens, self._vocab_size)
+        _check_numbers("positions", row_positions, self._cos.shape[0])
+        room = cache.data.shape[4] - cache.row_start
+        if num_rows > room:
+            raise ValueError(f"cache: expected room for {num_rows} rows, got {room}")
+        paths = paths_of(layout)
+        places = Places(
+            np.empty(batch * num_rows, dtype=np.int64),
+            np.empty(batch * num_rows, dtype=np.int64),
+            np.empty(batch + 1, dtype=np.int64),
+            np.empty((batch, len(paths.first)), dtype=np.int64),
+        )
+        where = CachePlace(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
+        out = torch.empty((batch, num_rows, self._sizes.hidden_stride), dtype=self._dtype)
+        with self._lock:
+            self._make_room(batch * num_rows, num_threads)
+            team_of(num_threads).run(
+                run_forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
+                self._sizes, self._buffers, self._embedding, self._first_norm, self._layers,
+                self._cos.data_ptr(), self._sin.data_ptr(), where, row_tokens, row_positions,
+                whole_numbers(lengths), whole_numbers(live_rows), paths, places, out.data_ptr(),
+            )  # fmt: skip
+        return out[..., : self._sizes.hidden]
+
+    def _logits(self, hidden: torch.Tensor, num_threads: int) -> torch.Tensor:
+        rows = hidden.reshape(-1, self._head.in_size)
+        if rows.shape[1] % self._sizes.width:
+            rows = F.pad(rows, (0, 1))
+        out = rows.new_empty((rows.shape[0], self._head.num_vectors * LANES))
+        product(team_of(num_threads), rows, self._head, out)
+        return out[:, : self._head.out_size].view(*hidden.shape[:-1], -1)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The address of a tensor that is needed from now on."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _wide_norm(self, weight: torch.Tensor) -> torch.Tensor:
+        wide = torch.zeros(filled_up(weight.shape[0]), dtype=self._wide)
+        wide[: weight.shape[0]] = weight
+        return wide
+
+    def _layer(self, layer: LayerWeights, next_norm: torch.Tensor) -> list[int]:
+        """Addresses in the order of the names above."""
+
+        def packed(linear: Linear) -> list[int]:
+            found: Packed = pack(linear.weight, linear.bias)
+            return [self._keep(found.weight), self._keep(found.bias)]
+
+        return [
+            *packed(layer.qkv),
+            *packed(layer.output),
+            self._keep(self._wide_norm(layer.post_attention_norm)),
+            *packed(layer.gate_up),
+            *packed(layer.down),
+            self._keep(self._wide_norm(next_norm)),
+        ]
+
+    def _make_room(self, num_rows: int, num_threads: int) -> None:
+        """Buffers for so many rows and threads; they begin as zeros."""
+        sizes = self._sizes
+        if num_rows <= self._capacity and num_threads == self._num_threads:
+            return
+        self._capacity, self._num_threads = num_rows, num_threads
+        num_q_heads = sizes.num_kv_heads * sizes.group
+
+        def rows(stride: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_rows * stride, dtype=dtype)
+
+        self._tensors = [
+            rows(sizes.hidden_stride, self._dtype),
+            rows(sizes.hidden_stride, self._dtype),
+            rows(sizes.qkv_stride, self._dtype),
+            rows(num_q_heads * sizes.head_stride, self._dtype),
+            rows(num_q_heads * sizes.head_stride, self._wide),
+            rows(num_q_heads, self._wide),
+            rows(num_q_heads, self._wide),
+            rows(sizes.attended_stride, self._dtype),
+            rows(sizes.hidden_stride, self._dtype),
+            rows(sizes.gate_up_stride, self._dtype),
+            rows(sizes.activated_stride, self._dtype),
+            torch.zeros(num_threads * sizes.scratch_bytes, dtype=torch.uint8),
+        ]
+        self._buffers = Buffers(*(tensor.data_ptr() for tensor in self._tensors))
