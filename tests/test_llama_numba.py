@@ -24,19 +24,21 @@ def tiny(**fields):
 def test_a_request_that_failed_leaves_nothing_behind(hidden_size):
     """Where a row is filled up, too: what filled it up took part in the norm."""
     tensors, fields = tiny(hidden_size=hidden_size, head_dim=8)
-    embedding = tensors["model.embed_tokens.weight"].clone()
+    embedding = tensors["model.embed_tokens.weight"]
     tensors = tensors | {"lm_head.weight": embedding.clone()}
-    embedding[7] = float("inf")
-    tensors["model.embed_tokens.weight"] = embedding
     fields = fields | {"tie_word_embeddings": False}
     for dtype in (torch.bfloat16, torch.float32):
-        engine = build_engine(build_llama((tensors, fields), dtype))
-        before = engine.generate([1, 2, 3, 4], max_new_tokens=5, mode="autoregressive")
-        engine.generate([1, 7, 3], max_new_tokens=5, mode="autoregressive")
-        with pytest.raises(InputError, match="not finite"):
-            engine.generate([1, 3, 7], max_new_tokens=5, mode="autoregressive")
-        after = engine.generate([1, 2, 3, 4], max_new_tokens=5, mode="autoregressive")
-        assert after.token_ids == before.token_ids
+        sound = build_engine(build_llama((tensors, fields), dtype))
+        expected = sound.generate([1, 2, 3, 4], max_new_tokens=5, ignore_eos=True).token_ids
+        spoiled = next(token for token in range(5, 11) if token not in expected)
+        infinite = embedding.clone()
+        infinite[spoiled] = float("inf")
+        changed = tensors | {"model.embed_tokens.weight": infinite}
+        engine = build_engine(build_llama((changed, fields), dtype))
+        with pytest.raises(InputError, match="not finite after 0 new tokens"):
+            engine.generate([1, 3, spoiled], max_new_tokens=5)
+        after = engine.generate([1, 2, 3, 4], max_new_tokens=5, ignore_eos=True)
+        assert after.token_ids == expected
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`attend` on a CPU: blocks of BLOCK keys at absolute positions, folded in order.
 
 A row keeps a running maximum and sum; a block that reaches beyond the committed length takes each row's
-keys along the row's own path. All sums are chains in order of position (`tile.multiply_near`), so a row's
-bits depend on its keys and values by position and on nothing else: a verified row does what the
+keys along the row's own path. All sums are chains in order of position (`tile.multiply_near`), so a
+row's bits depend on its keys and values by position and on nothing else: a verified row does what the
 autoregressive row would have done.
 """
 
