@@ -90,7 +90,7 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 5])
-@pytest.mark.parametrize("where", ["forward", "commit", "insert", "shift", "trace"])
+@pytest.mark.parametrize("where", ["forward", "_judge", "commit", "_learn", "trace"])
 def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
     model, answers = llama
     engine = build_engine(model)
@@ -112,8 +112,8 @@ def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
         owner = {
             "forward": model,
             "commit": step.kv_cache,
-            "insert": step.pool,
-            "shift": step.window,
+            "_judge": step,
+            "_learn": step,
         }[where]
         original = getattr(owner, where)
         monkeypatch.setattr(owner, where, fail_in_the_end)
