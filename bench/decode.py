@@ -27,7 +27,7 @@ from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
 from lookahead.tokenizer import Tokenizer
 
-DEFAULT_CONFIGS = "5,4,5;15,5,15"
+DEFAULT_CONFIGS = "4,3,2;15,5,15"
 
 
 def build_parser() -> timing.Parser:

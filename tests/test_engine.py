@@ -157,12 +157,12 @@ def test_a_trace_holds_plain_numbers(engine):
 
 
 def test_default_lookahead(engine, checkpoint):
-    assert engine.default_lookahead() == LookaheadConfig(window=5, ngram=4, guesses=5)
+    assert engine.default_lookahead() == LookaheadConfig(window=4, ngram=3, guesses=2)
     result = engine.generate(PROMPT, max_new_tokens=1)
-    assert (result.window, result.ngram, result.guesses) == (5, 4, 5)
+    assert (result.window, result.ngram, result.guesses) == (4, 3, 2)
     # An engine for few rows has a default that fits.
-    small = Engine.load(checkpoint, device="cpu", dtype="float64", max_step_rows=13)
-    assert small.default_lookahead() == LookaheadConfig(window=2, ngram=4, guesses=2)
+    small = Engine.load(checkpoint, device="cpu", dtype="float64", max_step_rows=7)
+    assert small.default_lookahead() == LookaheadConfig(window=1, ngram=3, guesses=1)
     assert small.generate(PROMPT, max_new_tokens=3).new_tokens == 3
 
 

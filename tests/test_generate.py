@@ -87,7 +87,7 @@ def test_text_goes_to_standard_output_and_a_summary_to_standard_error(run, expec
     match = SUMMARY.fullmatch(err.removesuffix("\n"))
     assert match is not None
     steps, ratio = expected.steps, f"{NUM_TOKENS / expected.steps:.2f}"
-    assert match.groups() == ("lookahead (5, 4, 5)", str(NUM_TOKENS), str(steps), ratio, "length")
+    assert match.groups() == ("lookahead (4, 3, 2)", str(NUM_TOKENS), str(steps), ratio, "length")
 
 
 def test_the_autoregressive_mode(run, expected):
@@ -266,10 +266,10 @@ def test_chat(run_json, engine):
 
 def test_the_default_configuration_and_parts_of_it(run_json, expected):
     for options, shape in (
-        ((), (5, 4, 5)),
-        (("--window", 7), (7, 4, 5)),
-        (("--ngram", 3), (5, 3, 5)),
-        (("--guesses", 0), (5, 4, 0)),
+        ((), (4, 3, 2)),
+        (("--window", 7), (7, 3, 2)),
+        (("--ngram", 4), (4, 4, 2)),
+        (("--guesses", 0), (4, 3, 0)),
         (("--window", 0, "--ngram", 6, "--guesses", 2), (0, 6, 2)),
     ):
         _, values = run_json(*options)
@@ -297,8 +297,8 @@ def test_options_reach_the_engine(run, monkeypatch):
         {"device": "cpu", "dtype": "float32", "max_length": 100},
         {"device": "cpu", "dtype": "bfloat16", "max_length": None},
     ]
-    assert streams[0]["lookahead"] == LookaheadConfig(5, 4, 5, prompt_ngrams=False, seed=3)
-    assert streams[1]["lookahead"] == LookaheadConfig(2, 4, 5)
+    assert streams[0]["lookahead"] == LookaheadConfig(4, 3, 2, prompt_ngrams=False, seed=3)
+    assert streams[1]["lookahead"] == LookaheadConfig(2, 3, 2)
     assert [options["sampling"].seed for options in streams] == [3, 0]
     assert [options["stop"] for options in streams] == [["x"], []]
     assert [options["ignore_eos"] for options in streams] == [True, False]

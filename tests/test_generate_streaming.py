@@ -67,7 +67,7 @@ def test_in_a_pipe_the_text_is_plain(options, engine):
     command = python("-m", "lookahead.generate", *options, "--max-new-tokens", "40")
     done = subprocess.run(command, capture_output=True, check=True)
     assert done.stdout.decode() == generate_with(engine, 40).text + "\n"
-    assert done.stderr.decode().startswith("lookahead (5, 4, 5): 40 tokens, ")
+    assert done.stderr.decode().startswith("lookahead (4, 3, 2): 40 tokens, ")
     assert done.stderr.count(b"\n") == 1
 
 
@@ -102,7 +102,7 @@ def test_on_a_terminal_a_step_has_one_colour_and_the_next_step_another(options, 
         shown = read_to_end(terminal).decode()
         _, said = process.communicate()
     assert process.returncode == 0
-    assert said.startswith(b"lookahead (5, 4, 5): 40 tokens, ")
+    assert said.startswith(b"lookahead (4, 3, 2): 40 tokens, ")
     pieces = re.findall(r"\033\[(\d+)m(.*?)\033\[0m", shown)
     steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40)]
     assert max(map(len, steps)) > 1
@@ -155,7 +155,7 @@ def test_ctrl_c_prints_what_was_generated(options, engine):
     text = text.removesuffix("\n")
     assert 1 <= len(text) < LONG
     assert text == generate_with(engine, len(text)).text
-    summary = r"lookahead \(5, 4, 5\): \d+ tokens, .* ended by interrupted\)\n"
+    summary = r"lookahead \(4, 3, 2\): \d+ tokens, .* ended by interrupted\)\n"
     assert re.fullmatch(summary, said.decode())
 
 
@@ -202,7 +202,7 @@ def test_ctrl_c_before_the_first_step(options, interrupt_at, capsys):
     assert main(options) == 130
     output = capsys.readouterr()
     assert output.out == "\n"
-    assert output.err.startswith("lookahead (5, 4, 5): 0 tokens, 0 steps, 0.00 tokens/step, ")
+    assert output.err.startswith("lookahead (4, 3, 2): 0 tokens, 0 steps, 0.00 tokens/step, ")
 
 
 def test_ctrl_c_shows_what_a_stop_string_held_back(options, engine, interrupt_at, capsys):
