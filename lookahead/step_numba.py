@@ -8,7 +8,10 @@ import torch
 
 from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.drafting.window import Window
-from lookahead.kernels.simd import entry, kernel
+from lookahead.kernels.simd_types import (
+    entry,
+    kernel,
+)
 from lookahead.verify import Verdict
 
 

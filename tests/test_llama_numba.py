@@ -9,7 +9,7 @@ from oracles.naive_llama import random_checkpoint
 from tiny_models import build_engine, build_llama
 
 from lookahead.errors import InputError
-from lookahead.kernels import checks, simd
+from lookahead.kernels import checks, simd_types
 from lookahead.layout import LookaheadLayout
 from lookahead.models import llama_numba
 
@@ -95,19 +95,19 @@ def test_exactness_is_not_claimed_where_the_trial_fails(monkeypatch):
 
 
 def test_functions_that_cannot_be_kept_on_disk_are_compiled_all_the_same(monkeypatch):
-    njit = simd.njit
+    njit = simd_types.njit
 
     def without_a_folder(**options):
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
         return njit(**options)
 
-    monkeypatch.setattr(simd, "njit", without_a_folder)
+    monkeypatch.setattr(simd_types, "njit", without_a_folder)
 
     def double(number):
         return 2 * number
 
-    assert simd.entry(double)(21) == 42
+    assert simd_types.entry(double)(21) == 42
 
 
 def test_processors_and_devices_that_it_cannot_run_on(monkeypatch):

@@ -23,6 +23,7 @@ ROWS = [
     "command_line",
     "devices",
     "kernels.checks kernels.row_blocks kernels.sequences",
+    "kernels.simd_types",
     "kernels.simd",
     "kernels.team kernels.tile",
     "kernels.product_numba",

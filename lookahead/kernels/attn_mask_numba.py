@@ -15,13 +15,9 @@ import torch
 from lookahead.kernels.checks import check_contiguous
 from lookahead.kernels.product_numba import filled_up, wide_dtype
 from lookahead.kernels.simd import (
-    LANES,
-    TAGS,
-    entry,
     exp,
     join,
     keep_first,
-    kernel,
     larger,
     largest,
     load,
@@ -33,8 +29,14 @@ from lookahead.kernels.simd import (
     store_one,
     total,
     transpose,
-    whole_numbers,
     zeros,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
+    whole_numbers,
 )
 from lookahead.kernels.tile import TILE_ROWS, multiplies_pairs, multiply_near, width_of
 from lookahead.layout import RowTree

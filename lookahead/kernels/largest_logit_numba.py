@@ -4,10 +4,6 @@ import numpy as np
 import torch
 
 from lookahead.kernels.simd import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
     larger,
     largest,
     load,
@@ -17,6 +13,12 @@ from lookahead.kernels.simd import (
     same,
     total,
     zeros,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
 )
 from lookahead.kernels.team import meet, share, team_of
 

@@ -10,7 +10,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.simd import LANES, TAGS, entry, kernel, pointer
+from lookahead.kernels.simd import (
+    pointer,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
+)
 from lookahead.kernels.team import Team, meet, share
 from lookahead.kernels.tile import TILE_VECTORS, multiplies_pairs, multiply
 

@@ -7,17 +7,19 @@ import torch.nn.functional as F
 
 from lookahead.kernels.product_numba import filled_up, wide_dtype
 from lookahead.kernels.simd import (
-    LANES,
-    TAGS,
-    entry,
     fma,
-    kernel,
     load,
     pointer,
     same,
     store,
     total,
     zeros,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
 )
 
 

@@ -6,13 +6,9 @@ import torch.nn.functional as F
 from lookahead.kernels.checks import check_contiguous
 from lookahead.kernels.product_numba import filled_up
 from lookahead.kernels.simd import (
-    LANES,
-    TAGS,
-    entry,
     finite_or_zero,
     fma,
     keep_first,
-    kernel,
     load,
     load_one,
     pointer,
@@ -20,8 +16,14 @@ from lookahead.kernels.simd import (
     store,
     store_one,
     total,
-    whole_numbers,
     zeros,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
+    whole_numbers,
 )
 
 

@@ -5,16 +5,18 @@ import torch.nn.functional as F
 
 from lookahead.kernels.product_numba import filled_up
 from lookahead.kernels.simd import (
-    LANES,
-    TAGS,
-    entry,
     exp,
     keep_first,
-    kernel,
     load,
     pointer,
     same,
     store,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    entry,
+    kernel,
 )
 
 

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-from lookahead.kernels.simd import (
+from lookahead.kernels.simd_types import (
     IS_X86,
     LANES,
     PointerType,

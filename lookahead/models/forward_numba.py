@@ -21,14 +21,16 @@ from lookahead.kernels.rms_norm_numba import add_row, norm_row
 from lookahead.kernels.rope_write_numba import write_row
 from lookahead.kernels.silu_mul_numba import gate_row
 from lookahead.kernels.simd import (
-    LANES,
-    entry,
-    kernel,
     largest,
     load_one,
     pointer,
     store_one,
     zeros,
+)
+from lookahead.kernels.simd_types import (
+    LANES,
+    entry,
+    kernel,
 )
 from lookahead.kernels.team import meet, share
 

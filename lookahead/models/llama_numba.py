@@ -21,7 +21,11 @@ from lookahead.kernels.product_numba import (
     product,
     wide_dtype,
 )
-from lookahead.kernels.simd import LANES, TAGS, whole_numbers
+from lookahead.kernels.simd_types import (
+    LANES,
+    TAGS,
+    whole_numbers,
+)
 from lookahead.kernels.team import team_of
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout, RowTree
