@@ -8,10 +8,7 @@ import torch
 
 from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.drafting.window import Window
-from lookahead.kernels.simd_types import (
-    entry,
-    kernel,
-)
+from lookahead.kernels.simd_types import entry, kernel
 from lookahead.verify import Verdict
 
 

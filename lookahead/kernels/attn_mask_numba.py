@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lookahead.kernels.checks import check_contiguous
-from lookahead.kernels.product_numba import filled_up, wide_dtype
+from lookahead.kernels.checks import check_contiguous, wide_dtype
+from lookahead.kernels.product_numba import filled_up
 from lookahead.kernels.simd import (
     exp,
     join,
@@ -31,13 +31,7 @@ from lookahead.kernels.simd import (
     transpose,
     zeros,
 )
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
-    whole_numbers,
-)
+from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel, whole_numbers
 from lookahead.kernels.tile import TILE_ROWS, multiplies_pairs, multiply_near, width_of
 from lookahead.layout import RowTree
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.sequences import attend_each
 from lookahead.layout import RowTree
 
@@ -52,7 +53,7 @@ def _attend_one(
     and step rows [num_kv_heads, T, head_dim]; hidden [T, T] -> [T, num_q_heads, head_dim]."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, length = keys[0].shape[:2]
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = wide_dtype(q.dtype)
     # The query heads of one key/value head become rows of one product: [num_kv_heads, group * T, D].
     packed = q.to(dtype).mul(head_dim**-0.5).transpose(0, 1)
     packed = packed.reshape(num_kv_heads, -1, head_dim)

@@ -11,6 +11,11 @@ FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What numbers of this dtype are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def check_tensor(
     name: str,
     tensor: torch.Tensor,

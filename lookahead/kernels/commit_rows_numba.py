@@ -2,16 +2,8 @@
 
 import torch
 
-from lookahead.kernels.simd import (
-    load_one,
-    pointer,
-    store_one,
-)
-from lookahead.kernels.simd_types import (
-    TAGS,
-    entry,
-    whole_numbers,
-)
+from lookahead.kernels.simd import load_one, pointer, store_one
+from lookahead.kernels.simd_types import TAGS, entry, whole_numbers
 
 
 @entry

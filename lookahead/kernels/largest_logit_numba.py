@@ -14,12 +14,7 @@ from lookahead.kernels.simd import (
     total,
     zeros,
 )
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
-)
+from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel
 from lookahead.kernels.team import meet, share, team_of
 
 

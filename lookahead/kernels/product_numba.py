@@ -10,15 +10,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.simd import (
-    pointer,
-)
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
-)
+from lookahead.kernels.checks import wide_dtype
+from lookahead.kernels.simd import pointer
+from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel
 from lookahead.kernels.team import Team, meet, share
 from lookahead.kernels.tile import TILE_VECTORS, multiplies_pairs, multiply
 
@@ -39,11 +33,6 @@ class Packed(NamedTuple):
     @property
     def num_links(self) -> int:
         return self.weight.shape[1]
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What numbers of this dtype are computed in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def filled_up(size: int) -> int:

@@ -5,22 +5,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from lookahead.kernels.product_numba import filled_up, wide_dtype
-from lookahead.kernels.simd import (
-    fma,
-    load,
-    pointer,
-    same,
-    store,
-    total,
-    zeros,
-)
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
-)
+from lookahead.kernels.checks import wide_dtype
+from lookahead.kernels.product_numba import filled_up
+from lookahead.kernels.simd import fma, load, pointer, same, store, total, zeros
+from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel
 
 
 @kernel

@@ -9,6 +9,7 @@ from lookahead.kernels.checks import (
     check_numbers,
     check_tensor,
     choose,
+    wide_dtype,
 )
 
 IMPLEMENTATIONS = {
@@ -64,7 +65,7 @@ def rope_write(
         raise ValueError(f"qkv: expected an even head_dim, got {head_dim}")
     check_caches(k_cache, v_cache, qkv, row_start)
     check_floating("cos", cos, "[P, head_dim / 2]", rank=2)
-    wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(qkv.dtype)
     for name, table in (("cos", cos), ("sin", sin)):
         check_tensor(name, table, (cos.shape[0], head_dim // 2), qkv, (wide,))
     check_tensor("positions", positions, (batch, num_rows), qkv, INDEX_DTYPES)

@@ -18,13 +18,7 @@ from lookahead.kernels.simd import (
     total,
     zeros,
 )
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    entry,
-    kernel,
-    whole_numbers,
-)
+from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel, whole_numbers
 
 
 @kernel

@@ -30,7 +30,6 @@ from lookahead.kernels.simd_types import (
     emit_fma,
     emit_load,
     emit_store,
-    kernel,
     lanes_of,
     number,
     pointer_to,
@@ -109,7 +108,9 @@ def splat(_context, value):
 
 
 @intrinsic
-def _same(_context, like, value):
+def same(_context, like, value):
+    """A vector of the kind of `like`, all lanes `value`."""
+
     def emit(context, builder, signature, arguments):
         scalar = context.cast(builder, arguments[1], signature.args[1], like.wide)
         return broadcast(builder, scalar)
@@ -294,12 +295,6 @@ def _emit_exp(builder: Any, x: Any) -> Any:
         series = builder.fmul(series, scale)
     series = builder.select(builder.fcmp_ordered("<", x, least), constant(0.0), series)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, series)
-
-
-@kernel
-def same(like, value):
-    """A vector of the kind of `like`, all lanes `value`."""
-    return _same(like, value)
 
 
 @intrinsic

@@ -148,10 +148,8 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, of, ir.VectorType(of.llvm, LANES))
 
 
-def lanes_of(value: ir.Type | Any, count: int = LANES) -> Any:
-    """The LLVM type of a vector, or the constant vector, of one type or value."""
-    if isinstance(value, ir.Type):
-        return ir.VectorType(value, count)
+def lanes_of(value: ir.Constant, count: int = LANES) -> ir.Constant:
+    """The constant vector whose lanes are all this value."""
     return ir.Constant(ir.VectorType(value.type, count), [value.constant] * count)
 
 

@@ -17,10 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lookahead.kernels.simd_types import (
-    IS_X86,
-    kernel,
-)
+from lookahead.kernels.simd_types import IS_X86, kernel
 
 _PATIENCE = 2000  # looks at the counter before the processor is offered to others
 

@@ -9,29 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lookahead.kernels.attn_mask_numba import (
-    attend_part,
-    find_live,
-    finish_row,
-)
-from lookahead.kernels.product_numba import (
-    multiply_share,
-)
+from lookahead.kernels.attn_mask_numba import attend_part, find_live, finish_row
+from lookahead.kernels.product_numba import multiply_share
 from lookahead.kernels.rms_norm_numba import add_row, norm_row
 from lookahead.kernels.rope_write_numba import write_row
 from lookahead.kernels.silu_mul_numba import gate_row
-from lookahead.kernels.simd import (
-    largest,
-    load_one,
-    pointer,
-    store_one,
-    zeros,
-)
-from lookahead.kernels.simd_types import (
-    LANES,
-    entry,
-    kernel,
-)
+from lookahead.kernels.simd import largest, load_one, pointer, store_one, zeros
+from lookahead.kernels.simd_types import LANES, entry, kernel
 from lookahead.kernels.team import meet, share
 
 # A key/value head's rows are shared between threads if there are so many.

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from lookahead.config import ModelConfig
+from lookahead.kernels.checks import wide_dtype
 from lookahead.kv_cache import KVCache
 from lookahead.layout import RowTree
 from lookahead.models.rope import rope_tables
@@ -62,7 +63,7 @@ class Llama:
         self.implementation = implementation
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        table_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        table_dtype = wide_dtype(self.dtype)
         tables = rope_tables(config.rope, config.head_dim, num_positions, table_dtype, self.device)
         self._forward = _choose(config, weights, *tables, implementation, exact)
         self.inexact_reason = self._forward.inexact_reason

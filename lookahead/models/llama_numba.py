@@ -12,20 +12,10 @@ import torch.nn.functional as F
 
 from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
+from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.largest_logit_numba import largest_logit_numba
-from lookahead.kernels.product_numba import (
-    Packed,
-    filled_up,
-    link_width,
-    pack,
-    product,
-    wide_dtype,
-)
-from lookahead.kernels.simd_types import (
-    LANES,
-    TAGS,
-    whole_numbers,
-)
+from lookahead.kernels.product_numba import Packed, filled_up, link_width, pack, product
+from lookahead.kernels.simd_types import LANES, TAGS, whole_numbers
 from lookahead.kernels.team import team_of
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout, RowTree

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.row_blocks import Operation, RowRule
 
 # A trial's weights repeat so many features: what it looks at are the rows.
@@ -99,7 +100,7 @@ def _trial(kind: _Kind, num_rows: int, seed: int) -> tuple[Operation, torch.Tens
     bias = None
     if kind.has_bias:
         # Of the size of what is left of a sum, so that it shows when it is added.
-        wide = torch.float64 if kind.dtype == torch.float64 else torch.float32
+        wide = wide_dtype(kind.dtype)
         noise = torch.randn(kind.out_size, generator=generator, dtype=torch.float64)
         bias = (8 * torch.finfo(wide).eps * noise).to(kind.device, kind.dtype)
     return _as_operation(_runner(weight, bias)), rows.to(kind.device, kind.dtype)
