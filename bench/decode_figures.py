@@ -10,7 +10,7 @@ from typing import Any
 import timing
 from decode_modes import AcceptedTokens, Job, Mode, Run
 
-from lookahead.step import ORIGINS
+from lookahead.drafting.ngram_pool import ORIGINS
 
 Row = dict[str, Any]
 

@@ -13,10 +13,11 @@ from tqdm import tqdm
 from lookahead import Engine, LookaheadConfig
 from lookahead.compare import first_difference
 from lookahead.config import AUTOREGRESSIVE
+from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.engine import MAX_STEP_ROWS
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
-from lookahead.step import ORIGINS, StepRecord
+from lookahead.step import StepRecord
 
 WARM_UP_TOKENS = 16
 NOT_EXACT = "autoregressive, not exact"

@@ -16,6 +16,7 @@ from lookahead.config import (
     SamplingConfig,
     check_whole,
 )
+from lookahead.decode_state import DecodeState
 from lookahead.devices import (
     choose_device,
     choose_dtype,
@@ -32,7 +33,7 @@ from lookahead.models.loader import load_weights
 from lookahead.prefill import CHUNK_ROWS
 from lookahead.prompt_ids import Prompt, as_prompts, prompt_ids
 from lookahead.results import Result
-from lookahead.step import DecodeState, Step, StepRecord
+from lookahead.step import Step, StepRecord
 from lookahead.stream import OnLogits, Request, Stream
 from lookahead.tokenizer import Tokenizer
 
@@ -58,7 +59,8 @@ class Engine:
         self.max_step_rows = max_step_rows
         spare = _spare_rows(max_step_rows)
         self._cache = model.new_cache(batch_size, max_length, spare)
-        self._state = DecodeState(batch_size, max_length, spare, model.device)
+        num_eos_ids = len(model.config.eos_token_ids)
+        self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
         self._step = Step(model, self._cache, self._state, AUTOREGRESSIVE)
         self._running: Callable[[], Stream | None] = lambda: None  # weak: a dropped stream is over
 

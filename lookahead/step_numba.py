@@ -1,14 +1,17 @@
-"""What a step does beside the forward pass, on a CPU: the same as `step.py`'s tensor operations.
+"""What a step does beside the forward pass, on a CPU: the same as `step_ref.py`'s tensor operations.
 
-A hundred small operations take longer than a millisecond, these loops a few microseconds. `step.py` and
-the files that it calls are the specification; tests compare the two after every step.
+A hundred small operations take longer than a millisecond, these loops a few microseconds. `step_ref.py`
+is the specification; tests compare the two after every step.
 """
 
 import torch
 
-from lookahead.drafting.ngram_pool import NgramPool
+from lookahead.decode_state import DecodeState
+from lookahead.drafting.ngram_pool import OUTPUT, PROMPT, WINDOW, NgramPool
 from lookahead.drafting.window import Window
 from lookahead.kernels.simd_types import entry, kernel
+from lookahead.layout_tensors import LayoutTensors
+from lookahead.step_ref import Judgement
 from lookahead.verify import Verdict
 
 
@@ -36,7 +39,7 @@ def _judge(
         most = 0 if finished[sequence] else min(deepest + 1, room)
         count, is_over, all_finite = 0, bool(finished[sequence]), True
         while count < most and not is_over:
-            for eos_id in eos_ids:
+            for eos_id in eos_ids[sequence]:
                 is_over = is_over or emitted[sequence, count] == eos_id
             all_finite = all_finite and finite[sequence, places[rows[sequence, count]]]
             count += 1
@@ -46,29 +49,26 @@ def _judge(
 
 
 def judge(
+    state: DecodeState,
+    numbers: LayoutTensors,
     tokens: torch.Tensor,
-    choices: torch.Tensor,
+    chosen: torch.Tensor,
     finite: torch.Tensor,
-    places: torch.Tensor,
-    paths: torch.Tensor,
     live: torch.Tensor,
-    lengths: torch.Tensor,
-    limits: torch.Tensor,
-    finished: torch.Tensor,
-    eos_ids: torch.Tensor,
-) -> tuple[Verdict, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The verdict on a step's rows, how many tokens are emitted, who is finished then, and whether the
-    logits that were used are finite: `Step._judge`. `verdict.counts` are those that are emitted."""
+) -> Judgement:
+    """See `step_ref.judge`; `verdict.counts` are those that are emitted."""
+    paths = numbers.paths
     batch, depth = tokens.shape[0], paths.shape[1]
     rows, emitted = torch.empty((2, batch, depth), dtype=torch.int64)
     counts, winners = torch.empty((2, batch), dtype=torch.int64)
     ends, are_finite = torch.empty((2, batch), dtype=torch.bool)
     _judge(
-        tokens.numpy(), choices.numpy(), finite.numpy(), places.numpy(), paths.numpy(), live.numpy(),
-        lengths.numpy(), limits.numpy(), finished.numpy(), eos_ids.numpy(), rows.numpy(),
-        emitted.numpy(), counts.numpy(), winners.numpy(), ends.numpy(), are_finite.numpy(),
+        tokens.numpy(), chosen.numpy(), finite.numpy(), numbers.logit_places.numpy(), paths.numpy(),
+        live.numpy(), state.lengths.numpy(), state.limits.numpy(), state.finished.numpy(),
+        state.eos_ids.numpy(), rows.numpy(), emitted.numpy(), counts.numpy(), winners.numpy(),
+        ends.numpy(), are_finite.numpy(),
     )  # fmt: skip
-    return Verdict(rows, emitted, counts, winners), counts, ends, are_finite
+    return Judgement(Verdict(rows, emitted, counts, winners), counts, ends, are_finite)
 
 
 @kernel
@@ -97,14 +97,27 @@ def _insert(entries, origins, counts, gram, origin):
     origins[0] = origin
 
 
+@kernel
+def _insert_text(entries, origins, filled, text, first, behind, origin):
+    """The n-grams of one sequence's text that start at first..behind-1, in order."""
+    size = entries.shape[2]
+    for start in range(first, behind):
+        key = text[start]
+        _insert(
+            entries[key], origins[key], filled[key : key + 1], text[start + 1 : start + 1 + size],
+            origin,
+        )  # fmt: skip
+
+
 @entry
 def _learn(
-    text, lengths, emitted, counts, next_tokens, window, steps, entries, origins, filled, gram,
-    window_origin, output_origin,
+    text, lengths, emitted, counts, ends, finished, next_tokens, window, steps, entries, origins,
+    filled, gram, window_origin, output_origin,
 ):  # fmt: skip
     batch, levels, columns = window.shape
     guesses = entries.shape[2]
     for sequence in range(batch):
+        finished[sequence] = ends[sequence]
         length, count = lengths[sequence], counts[sequence]
         if count == 0:  # finished before
             continue
@@ -121,14 +134,11 @@ def _learn(
                         entries[sequence, key], origins[sequence, key],
                         filled[sequence, key : key + 1], gram, window_origin,
                     )  # fmt: skip
-            for start in range(length + 1 - levels, length + 1 - levels + count):
-                if start >= 0:
-                    key = text[sequence, start]
-                    _insert(
-                        entries[sequence, key], origins[sequence, key],
-                        filled[sequence, key : key + 1],
-                        text[sequence, start + 1 : start + 1 + levels], output_origin,
-                    )  # fmt: skip
+            first = length + 1 - levels
+            _insert_text(
+                entries[sequence], origins[sequence], filled[sequence], text[sequence],
+                max(first, 0), first + count, output_origin,
+            )  # fmt: skip
         lengths[sequence] = length + count
         if columns:
             for level in range(levels - 1):
@@ -141,20 +151,31 @@ def _learn(
 
 
 def learn(
-    text: torch.Tensor,
-    lengths: torch.Tensor,
-    verdict: Verdict,
-    counts: torch.Tensor,
-    next_tokens: torch.Tensor,
+    state: DecodeState,
     window: Window,
     pool: NgramPool,
-    origins: tuple[int, int],
+    judgement: Judgement,
+    next_tokens: torch.Tensor,
 ) -> None:
-    """Append what was emitted to the text, insert the window's n-grams and the text's into the pool,
-    and shift the window: `Step._learn`. `origins` are those of the window's and the text's n-grams."""
-    gram = torch.empty(window.tokens.shape[1], dtype=torch.int32)
+    """See `step_ref.learn`; nothing moves in a sequence that was finished before."""
+    gram = torch.empty(window.levels, dtype=torch.int32)
     _learn(
-        text.numpy(), lengths.numpy(), verdict.emitted.numpy(), counts.numpy(), next_tokens.numpy(),
-        window.tokens.numpy(), window.steps.numpy(), pool.entries.numpy(), pool.origins.numpy(),
-        pool.counts.numpy(), gram.numpy(), *origins,
+        state.tokens.numpy(), state.lengths.numpy(), judgement.verdict.emitted.numpy(),
+        judgement.counts.numpy(), judgement.finished.numpy(), state.finished.numpy(),
+        next_tokens.numpy(), window.tokens.numpy(), window.steps.numpy(), pool.entries.numpy(),
+        pool.origins.numpy(), pool.counts.numpy(), gram.numpy(), WINDOW, OUTPUT,
+    )  # fmt: skip
+
+
+@entry
+def _insert_prompt(entries, origins, filled, text, num_ngrams, origin):
+    _insert_text(entries, origins, filled, text, 0, num_ngrams, origin)
+
+
+def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int) -> None:
+    """See `step_ref.insert_prompt`."""
+    _insert_prompt(
+        pool.entries[sequence].numpy(), pool.origins[sequence].numpy(),
+        pool.counts[sequence].numpy(), state.tokens[sequence].numpy(),
+        num_tokens - pool.continuation, PROMPT,
     )  # fmt: skip

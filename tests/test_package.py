@@ -43,6 +43,8 @@ ROWS = [
     "models.llama models.loader",
     "prefill",
     "parallel",
+    "decode_state layout_tensors",
+    "step_ref",
     "step_numba",
     "step",
     "tune",

@@ -7,9 +7,10 @@ import torch
 from tiny_models import ScriptedModel
 
 from lookahead.config import LookaheadConfig
+from lookahead.decode_state import DecodeState
 from lookahead.layout import LookaheadLayout
 from lookahead.prefill import prefill
-from lookahead.step import DecodeState, Step
+from lookahead.step import Step
 
 VOCAB_SIZE = 6
 MAX_LENGTH = 60
@@ -29,7 +30,7 @@ def start(implementation, seed, config, prompts, limits):
     num_rows = LookaheadLayout.count_rows(config.window, config.ngram, config.guesses)
     spare = max(128, num_rows)
     cache = model.new_cache(len(prompts), MAX_LENGTH, spare)
-    state = DecodeState(len(prompts), MAX_LENGTH, spare, model.device)
+    state = DecodeState(len(prompts), MAX_LENGTH, spare, len(EOS_IDS), model.device)
     step = Step(model, cache, state, config)
     for sequence, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
         prefill(model, cache.sequence(sequence), torch.tensor(prompt[:-1]))

@@ -6,6 +6,7 @@ import pytest
 from oracles.naive_llama import naive_greedy, naive_next_token, random_checkpoint
 from tiny_models import build_engine, build_llama, engine_cache, one_thread
 
+from lookahead import step_numba
 from lookahead.config import LookaheadConfig
 from lookahead.errors import InputError
 
@@ -90,7 +91,7 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 5])
-@pytest.mark.parametrize("where", ["forward", "_judge", "commit", "_learn", "trace"])
+@pytest.mark.parametrize("where", ["forward", "judge", "commit", "learn", "trace"])
 def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
     model, answers = llama
     engine = build_engine(model)
@@ -112,8 +113,8 @@ def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
         owner = {
             "forward": model,
             "commit": step.kv_cache,
-            "_judge": step,
-            "_learn": step,
+            "judge": step_numba,
+            "learn": step_numba,
         }[where]
         original = getattr(owner, where)
         monkeypatch.setattr(owner, where, fail_in_the_end)

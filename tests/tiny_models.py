@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import torch
 
 from lookahead.config import LookaheadConfig, ModelConfig, RopeConfig
+from lookahead.decode_state import DecodeState
 from lookahead.detokenizer import ByteRule, Decoding, IncrementalDetokenizer
+from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.engine import Engine
 from lookahead.kv_cache import KVCache
 from lookahead.layout import RowTree
@@ -19,9 +21,10 @@ from lookahead.models.checkpoint_config import parse_model_config
 from lookahead.models.llama import Llama
 from lookahead.models.weights import LlamaWeights
 from lookahead.prefill import prefill
-from lookahead.step import ORIGINS, DecodeState, Step
+from lookahead.step import Step
 
 SPARE_ROWS = 128
+MAX_EOS_IDS = 3
 CPU = torch.device("cpu")
 
 # The next token after all the ids of a path, or nan or inf for logits that are all that.
@@ -181,7 +184,7 @@ def build_step(
     """A step over buffers of its own."""
     cache = model.new_cache(batch_size, max_length, SPARE_ROWS)
     cache.data.fill_(math.nan)
-    state = DecodeState(batch_size, max_length, SPARE_ROWS, model.device)
+    state = DecodeState(batch_size, max_length, SPARE_ROWS, MAX_EOS_IDS, model.device)
     return Step(model, cache, state, config)
 
 

@@ -2,29 +2,46 @@
 
 Dense tensors addressed by the key token, one pool a sequence. Inserting moves a continuation to the
 front, looking up does not, and the last falls out. Everything is a fixed-shape tensor operation on the
-pool's device. Knows nothing of where n-grams come from beyond the number that the caller gives for it.
+pool's device.
 """
 
+from copy import copy
+
 import torch
+
+# Where an n-gram was seen last; the pool stores the index.
+ORIGINS = ("prompt", "window", "output")
+PROMPT, WINDOW, OUTPUT = range(3)
 
 
 class NgramPool:
     """G slots of N-1 tokens for each of `vocab_size` key tokens of each sequence.
 
     Attributes:
+        guesses, continuation: G and N-1.
         entries: [B, vocab, G, N-1] int32, slots in order of recency.
-        origins: [B, vocab, G] int8, what the caller said of each entry's latest insertion.
+        origins: [B, vocab, G] int8, index into ORIGINS of each entry's latest insertion.
         counts: [B, vocab] int32, filled slots.
     """
 
     def __init__(
         self, batch_size: int, vocab_size: int, guesses: int, ngram: int, device: torch.device
     ) -> None:
+        self.guesses, self.continuation = guesses, ngram - 1
         shape = (batch_size, vocab_size, guesses)
         self.entries = torch.zeros((*shape, ngram - 1), dtype=torch.int32, device=device)
         self.origins = torch.zeros(shape, dtype=torch.int8, device=device)
         self.counts = torch.zeros((batch_size, vocab_size), dtype=torch.int32, device=device)
         self._sequence = torch.arange(batch_size, device=device).unsqueeze(1)
+
+    def sequence(self, index: int) -> "NgramPool":
+        """The pool of one sequence, B = 1, sharing this pool's memory."""
+        one = copy(self)
+        one.entries, one.origins, one.counts = (
+            each[index : index + 1] for each in (self.entries, self.origins, self.counts)
+        )
+        one._sequence = self._sequence[:1]
+        return one
 
     def clear(self, sequence: int) -> None:
         """Forget one sequence's n-grams."""
@@ -59,10 +76,10 @@ class NgramPool:
         Args:
             keys: [B, M] int, within the vocabulary, invalid items too.
             grams: [B, M, N-1] int.
-            origins: [M] or [B, M] int, stored with each entry.
+            origins: [M] or [B, M] int, index into ORIGINS.
             valid: [B, M] bool; an item that is not valid is not inserted.
         """
-        guesses = self.entries.shape[2]
+        guesses = self.guesses
         if guesses == 0 or keys.shape[1] == 0:
             return
         key, newest_first = keys.long(), torch.arange(keys.shape[1] - 1, -1, -1, device=keys.device)

@@ -11,12 +11,13 @@ class Window:
     """The window of each sequence.
 
     Attributes:
+        levels, columns: N-1 and W.
         tokens: [B, N-1, W] int32; level 0, column 0 is the current token.
         steps: [B] int32, steps since the start.
     """
 
     def __init__(self, batch_size: int, window: int, ngram: int, device: torch.device) -> None:
-        self.levels = ngram - 1
+        self.levels, self.columns = ngram - 1, window
         self.tokens = torch.zeros(
             (batch_size, self.levels, window), dtype=torch.int32, device=device
         )
