@@ -11,6 +11,7 @@ from typing import Any
 
 import decode_modes
 import torch
+from peer_llama_cpp import LlamaCppPeer
 
 from lookahead.config import ModelConfig
 from lookahead.errors import InputError
@@ -40,6 +41,11 @@ class TransformersPeer:
             eos_token_id=list(config.eos_token_ids) or None,
             pad_token_id=0,
         )
+
+    @staticmethod
+    def require() -> None:
+        """Raise InputError where the package is missing."""
+        _import_transformers()
 
     def run(
         self,
@@ -103,7 +109,11 @@ def _import_transformers() -> Any:
     return transformers
 
 
-PEERS = {"transformers": TransformersPeer, "transformers-pld": TransformersLookUpPeer}
+PEERS = {
+    "transformers": TransformersPeer,
+    "transformers-pld": TransformersLookUpPeer,
+    "llama-cpp": LlamaCppPeer,
+}
 
 
 def parse_peers(text: str) -> list[str]:
@@ -112,6 +122,5 @@ def parse_peers(text: str) -> list[str]:
     for name in names:
         if name not in PEERS:
             raise InputError(f"--peers: {name!r} is not known, expected {', '.join(PEERS)}")
-    if names:
-        _import_transformers()
+        PEERS[name].require()
     return names

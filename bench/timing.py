@@ -39,6 +39,8 @@ Value = TypeVar("Value")
 SOURCE = Path(lookahead.__file__).resolve().parent.parent
 DEFAULT_PROMPTS = Path(__file__).resolve().parent / "prompts.jsonl"
 INTERRUPTED = 130
+# Beside torch, those whose versions a result may depend on.
+PACKAGES = ("triton", "transformers", "llama-cpp-python", "lookahead")
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def provenance(
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            **{name: _version(name) for name in ("triton", "transformers", "lookahead")},
+            **{name: _version(name) for name in PACKAGES},
         },
         "platform": platform.platform(),
         "processor": _processor_name(),

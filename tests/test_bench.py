@@ -250,7 +250,8 @@ def test_provenance_names_code_machine_and_prompts(tmp_path: Path) -> None:
     digest = hashlib.sha256(b'{"prompt": "a"}\n').hexdigest()
     assert record["prompts"] == {"file": "mine.jsonl", "sha256": digest}
     assert record["versions"]["torch"] == torch.__version__
-    assert set(record["versions"]) == {"python", "torch", "triton", "transformers", "lookahead"}
+    packages = {"torch", "triton", "transformers", "llama-cpp-python", "lookahead"}
+    assert set(record["versions"]) == {"python", *packages}
     assert (record["device"], record["dtype"], record["gpu"]) == ("cpu", "bfloat16", None)
     assert record["threads"] == torch.get_num_threads()
     assert record["processor"]
@@ -424,6 +425,10 @@ class WrongPeer:
 
     def __init__(self, path: Path, *_: object) -> None:
         self.engine = Engine.load(path, dtype="float32")
+
+    @staticmethod
+    def require() -> None:
+        pass
 
     def run(self, ids: list[int], max_new_tokens: int, trace: object = None) -> Run:
         result = self.engine.generate(ids, max_new_tokens=max_new_tokens - 1, mode="autoregressive")
