@@ -1,8 +1,9 @@
 """Decode prompts with and without lookahead, in one run, and tell how much faster it is.
 
 First everything runs in float32 and must give the ids of autoregressive decoding: a mode that does not
-is never timed. Then all modes run in turn in the chosen dtype. Progress goes to standard error, a table
-and a last line of JSON to standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
+is never timed. Then all modes run in turn in the chosen dtype. `--steps-only` and `--profile` look at
+the engine alone: at tokens per step, and at where a step's time goes. Progress goes to standard error,
+a table and a last line of JSON to standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 import decode_figures
 import decode_modes
 import peers
+import profile_step
 import timing
 import torch
 from decode_modes import Job, Mode
@@ -55,6 +57,11 @@ def build_parser() -> timing.Parser:
         "--steps-only",
         action="store_true",
         help="only count tokens per step with and without prompt n-grams; nothing is timed",
+    )
+    add(
+        "--profile",
+        action="store_true",
+        help="instead tell where a step's time goes: products, attention, head, host and more",
     )
     add("--json-out", type=Path, metavar="FILE", help="write the line of JSON here too")
     return parser
@@ -109,6 +116,8 @@ def _run(options: argparse.Namespace) -> int:
     plan = _plan(options)
     if options.steps_only:
         record = _count_steps(plan)
+    elif options.profile:
+        record = _profile(plan, options.repeats)
     else:
         try:
             record = _time(plan, options.check_limit, options.repeats)
@@ -124,8 +133,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked without the weights."""
     configs = decode_modes.parse_configs(options.configs)
     peer_names = peers.parse_peers(options.peers)
-    if peer_names and options.steps_only:
-        raise InputError("--steps-only counts the engine's own steps: leave out --peers")
+    if options.steps_only and options.profile:
+        raise InputError("--steps-only times nothing: leave it or --profile out")
+    if peer_names and (options.steps_only or options.profile):
+        option = "--steps-only" if options.steps_only else "--profile"
+        raise InputError(f"{option} looks at the engine's own steps: leave out --peers")
     prompts = timing.read_prompts(options.prompts, options.limit)
     timing.check_writable(options.json_out)
     if options.threads is not None:
@@ -200,6 +212,27 @@ def _count_steps(plan: Plan) -> dict[str, Any]:
         f"{plan.max_new_tokens} new tokens; nothing was timed\n\n{decode_figures.steps_table(rows)}\n"
     )
     return {"benchmark": "decode_steps", **_request(plan), "rows": rows}
+
+
+def _profile(plan: Plan, repeats: int) -> dict[str, Any]:
+    """Where a step's time goes, in the plan's dtype."""
+    engine = plan.load_engine(plan.dtype)
+    rows = profile_step.measure(engine, plan.configs, plan.jobs, plan.max_new_tokens, repeats)
+    print(
+        f"{dtype_name(plan.dtype)} on {plan.device}, {engine.model.implementation}, "
+        f"{torch.get_num_threads()} threads, {len(plan.jobs)} prompts x {repeats}, at most "
+        f"{plan.max_new_tokens} new tokens\n\n{profile_step.table(rows)}\n\n"
+        "rows, length: means of live rows and of committed tokens; ms/step: without clocks\n"
+        "rest: rotation, SiLU, embedding; host: what is left of a step\n"
+    )
+    implementation = engine.model.implementation
+    return {
+        "benchmark": "profile",
+        **_request(plan),
+        "repeats": repeats,
+        "implementation": implementation,
+        "rows": rows,
+    }
 
 
 def _request(plan: Plan) -> dict[str, Any]:

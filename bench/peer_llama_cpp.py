@@ -1,7 +1,9 @@
 """llama.cpp's greedy decoding on a CPU, on the same weights in the same dtype.
 
 Knows the interface of the package llama-cpp-python. Ids go in and out; llama.cpp's tokenizer is
-not used. Its key/value cache is float32 where the weights are and otherwise float16, its default.
+not used. In 16 bits the key/value cache and attention are llama.cpp's defaults, float16 and its flash
+attention. That rounds to float16 whatever it is given, so float32 goes without it, and with a float32
+cache.
 """
 
 import ctypes
@@ -33,7 +35,7 @@ class LlamaCppPeer:
         if device.type != "cpu":
             raise InputError(f"--peers: llama-cpp runs on a CPU only here, not on {device}")
         self._config = config
-        self._cache_kind = "GGML_TYPE_F32" if dtype == torch.float32 else "GGML_TYPE_F16"
+        self._is_float32 = dtype == torch.float32
         self._context: Any = None
         self._positions = 0
         settings = self._llama_cpp.llama_model_default_params()
@@ -78,7 +80,9 @@ class LlamaCppPeer:
             settings = llama_cpp.llama_context_default_params()
             settings.n_ctx = positions
             settings.n_batch = settings.n_ubatch = POSITIONS_AT_ONCE
-            settings.type_k = settings.type_v = getattr(llama_cpp, self._cache_kind)
+            if self._is_float32:
+                settings.type_k = settings.type_v = llama_cpp.GGML_TYPE_F32
+                settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
             self._context = llama_cpp.llama_init_from_model(self._model, settings)
             if not self._context:
                 raise InputError(f"--peers: llama-cpp has no room for {positions} positions")
