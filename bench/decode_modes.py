@@ -132,6 +132,13 @@ def label(config: LookaheadConfig) -> str:
     return name if config.prompt_ngrams else f"{name}, window only"
 
 
+def full_label(config: LookaheadConfig) -> str:
+    """The same with (W, N, G), and autoregressive decoding by its name."""
+    if config == AUTOREGRESSIVE:
+        return "autoregressive"
+    return f"{label(config)} {(config.window, config.ngram, config.guesses)}"
+
+
 def _engine_mode(engine: Engine, name: str, config: LookaheadConfig) -> Mode:
     kind = "autoregressive" if config == AUTOREGRESSIVE else "lookahead"
 

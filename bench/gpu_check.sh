@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, in one command of at most eight minutes: the tests that need one,
-# the attention benchmark, and, given a checkpoint, decoding and its exactness. Installs nothing and needs
-# no network.
+# the attention benchmark, steps of known models' shapes with recorded acceptance, and, given a checkpoint,
+# decoding and its exactness. Installs nothing and needs no network.
 #
 #   bench/gpu_check.sh OUT_DIR [CKPT]
 #
@@ -31,7 +31,7 @@ log=$out/log.txt
 parts=$out/parts.tsv
 : > "$log"
 : > "$parts"
-rm -f "$out"/{gpu_check,attn_mask,decode,exactness}.json "$out/tests.xml"
+rm -f "$out"/{gpu_check,attn_mask,replay_7b,replay_smollm2,decode,exactness}.json "$out/tests.xml"
 
 # part NAME SECONDS COMMAND...: run it within SECONDS and note how it ended.
 part() {
@@ -46,13 +46,21 @@ part() {
     echo "== $name: exit code $code" | tee -a "$log"
 }
 
-part tests 170 "$python" -m pytest -m gpu tests/kernels/test_gpu.py -rs --continue-on-collection-errors \
+# Steps of a shape with random weights that accept what SmolLM2 accepted.
+replay() {
+    part "replay_$1" "$2" "$python" bench/replay.py --replay bench/trace.json --shape "$3" --configs "15,5,15" \
+        --limit 2 --repeats 1 --json-out "$out/replay_$1.json"
+}
+
+part tests 140 "$python" -m pytest -m gpu tests/kernels/test_gpu.py -rs --continue-on-collection-errors \
     --junitxml "$out/tests.xml" -p no:cacheprovider
-part attn_mask 170 "$python" bench/attn_mask.py --quick --seconds 120 --json-out "$out/attn_mask.json"
+part attn_mask 140 "$python" bench/attn_mask.py --quick --seconds 95 --json-out "$out/attn_mask.json"
+replay 7b 70 llama-2-7b
+replay smollm2 30 smollm2-135m
 if [ -n "$checkpoint" ]; then
-    part decode 80 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
+    part decode 50 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
         --max-new-tokens 64 --configs "5,4,5;15,5,15" --json-out "$out/decode.json"
-    part exactness 50 "$python" bench/exactness.py --ckpt "$checkpoint" --limit 3 \
+    part exactness 40 "$python" bench/exactness.py --ckpt "$checkpoint" --limit 3 \
         --max-new-tokens 64 --dtype bfloat16 --json-out "$out/exactness.json"
 fi
 "$python" bench/gpu_report.py "$out" 2>> "$log"

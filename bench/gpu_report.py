@@ -64,6 +64,19 @@ def read_tests(path: Path) -> dict[str, Any] | None:
     return {**counts, "failures": failures[:LISTED], "reasons_to_skip": sorted(reasons)[:LISTED]}
 
 
+def replay_lines(result: dict[str, Any]) -> list[str]:
+    """What a replay showed, in words."""
+    rows = [row for row in result["rows"] if row["guesses"]]
+    shape, acceptance = result["shape"], result["acceptance"]
+    lines = [
+        f"  {shape}, {acceptance}: ({row['window']}, {row['ngram']}, {row['guesses']}) "
+        f"{row['ratio']['median']:.2f} x AR, {row['tokens_per_step']:.2f} tokens a step"
+        for row in rows
+    ]
+    share = result["cost"]["share_of_copy_speed"]
+    return [*lines, f"  {shape}: AR reads at {100 * share:.0f}% of the speed of copying"]
+
+
 def provenance() -> dict[str, Any]:
     """As the benchmarks tell it; without the package, why not."""
     try:
@@ -93,6 +106,8 @@ def main() -> int:
     path.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
     for part in parts:
         print(f"{part['name']}: exit code {part['exit_code']} after {part['seconds']} s")
+        if part["result"] and part["result"].get("benchmark") == "replay":
+            print("\n".join(replay_lines(part["result"])))
     if not record["gpu_found"]:
         print("no GPU was found: nothing here was checked or timed on one")
     print(path)

@@ -148,14 +148,14 @@ def _run(options: argparse.Namespace) -> int:
     for each in configs:
         meter.reset()
         _generate(engine, long_text[:room], each, options.max_new_tokens)
-        rows.append(_row(_name(each), meter, known))
+        rows.append(_row(decode_modes.full_label(each), meter, known))
     samples = list(_samples(engine, configs[-1], jobs, options, meter))
     growth = samples[-1]["bytes"] - samples[0]["bytes"]
     where = f"{dtype_name(dtype)} on {device}, {options.length} tokens"
     print(
         f"{where}\nprogram {_mb(known['program'])}, weights {_mb(known['weights'])}, cache "
         f"{_mb(known['cache'])} MB\n\n{_peak_table(rows)}\n\n{_sample_table(samples)}\n\n"
-        f"{_name(configs[-1])}, from {samples[0]['steps']} to {samples[-1]['steps']} steps: "
+        f"{rows[-1]['name']}, from {samples[0]['steps']} to {samples[-1]['steps']} steps: "
         f"{growth / MEGABYTE:+.1f} MB\n"
     )
     record = {
@@ -181,15 +181,9 @@ def _run_tiny_model(device: torch.device, dtype: torch.dtype) -> None:
         _generate(engine, [1, 2, 3], each, 8)
 
 
-def _name(config: LookaheadConfig) -> str:
-    if config == AUTOREGRESSIVE:
-        return "autoregressive"
-    return f"{decode_modes.label(config)} {(config.window, config.ngram, config.guesses)}"
-
-
 def _row(name: str, meter: Meter, known: dict[str, int]) -> dict[str, Any]:
-    most = meter.most
-    return {"name": name, "most": most, "now": meter.now, "beyond": most - sum(known.values())}
+    now, most = meter.now, meter.most  # in this order, so that the one is part of the other
+    return {"name": name, "most": most, "now": now, "beyond": most - sum(known.values())}
 
 
 def _generate(

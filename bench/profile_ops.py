@@ -6,13 +6,14 @@ step that is replayed from a CUDA graph makes no calls, so it has no ranges.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lookahead.models.llama import Llama
@@ -48,11 +49,23 @@ def operation_times(model: Llama) -> Iterator[Counter[str]]:
         yield seconds
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-    for event in profiler.events():
-        if event.name.startswith(PREFIX) and not _has_range_above(event):
-            is_gpu = model.device.type == "cuda"
+    seconds.update(seconds_by_group(profiler.events(), model.device.type == "cuda"))
+
+
+def seconds_by_group(events: Sequence[Any], is_gpu: bool) -> Counter[str]:
+    """From a profile's events. Kernels of a GPU that no range launched are part of the rest."""
+    seconds: Counter[str] = Counter()
+    kernels = 0.0
+    for event in events:
+        if event.device_type != DeviceType.CPU:
+            if not event.name.startswith(PREFIX):  # a range shows on the device's side too
+                kernels += event.device_time_total / 1e6
+        elif event.name.startswith(PREFIX) and not _has_range_above(event):
             spent = event.device_time_total if is_gpu else event.cpu_time_total
             seconds[event.name.removeprefix(PREFIX)] += spent / 1e6
+    if is_gpu:
+        seconds["rest"] += kernels - seconds.total()
+    return seconds
 
 
 def _choosing(choose: Callable[..., Any], group: str) -> Callable[..., Any]:

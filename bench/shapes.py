@@ -70,7 +70,11 @@ class SilentTokenizer:
 
 
 def random_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, num_positions: int
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_positions: int,
+    exact: bool = True,
 ) -> Llama:
     """Random weights, always the same ones. Raises InputError where they do not fit into memory."""
     implementation = choose_implementation("auto", device, dtype)
@@ -82,14 +86,19 @@ def random_model(
                 target.fill_(1.0)
             else:
                 target.normal_(0.0, SPREAD, generator=generator)
-        return Llama(config, weights, num_positions, implementation)
+        return Llama(config, weights, num_positions, implementation, exact)
 
 
 def random_engine(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_length: int, step_rows: int
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    step_rows: int,
+    exact: bool = True,
 ) -> Engine:
     """An engine of random weights with room for so many tokens and rows a step."""
-    model = random_model(config, dtype, device, max_length + max(step_rows, CHUNK_ROWS))
+    model = random_model(config, dtype, device, max_length + max(step_rows, CHUNK_ROWS), exact)
     with refuse_out_of_memory(f"a context of {max_length} tokens", device):
         tokenizer = SilentTokenizer(config.vocab_size)
         return Engine(model, tokenizer, max_length=max_length, max_step_rows=step_rows)

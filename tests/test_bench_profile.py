@@ -6,14 +6,17 @@ import json
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
+from torch.autograd import DeviceType
 
-from lookahead import Engine, LookaheadConfig
+from lookahead import Engine, InputError, LookaheadConfig
 from lookahead.models import forward_numba
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -125,6 +128,47 @@ def test_operations_are_counted_as_what_they_are(
     assert seconds["products"] > 0
     # The head's product, slow as it was made, is in its own part and not among the others.
     assert sum(seconds.values()) < result.prefill_seconds + result.decode_seconds
+
+
+def test_kernels_on_a_gpu_are_counted_once() -> None:
+    """Events as torch's profiler has them: ranges on both sides, kernels on the device's."""
+
+    def event(name: str, on_gpu: bool, microseconds: float, parent: object = None) -> object:
+        side = DeviceType.CUDA if on_gpu else DeviceType.CPU
+        return SimpleNamespace(
+            name=name,
+            device_type=side,
+            device_time_total=microseconds,
+            cpu_time_total=7.0,
+            cpu_parent=parent,
+        )
+
+    prefix = profile_ops.PREFIX
+    head = event(f"{prefix}head + argmax", False, 30.0)
+    events = [
+        event(f"{prefix}attention", False, 20.0),
+        head,
+        event(f"{prefix}products", False, 30.0, event("aten::linear", False, 30.0, head)),
+        event(f"{prefix}attention", True, 25.0),
+        event("attend_tiles", True, 20.0),
+        event("gemm", True, 30.0),
+        event("embedding", True, 5.0),
+    ]
+    found = profile_ops.seconds_by_group(events, is_gpu=True)
+    assert found == pytest.approx({"attention": 20e-6, "head + argmax": 30e-6, "rest": 5e-6})
+    assert profile_ops.seconds_by_group(events[:3], is_gpu=False) == pytest.approx(
+        {"attention": 7e-6, "head + argmax": 7e-6}
+    )
+
+
+def test_a_step_that_shows_no_operation_is_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(checkpoint, "torch")
+    job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
+    monkeypatch.setattr(profile_ops, "seconds_by_group", lambda *_: Counter())
+    with one_thread(), pytest.raises(InputError, match="saw no operation"):
+        profile_step.measure(engine, [CONFIG], [job], 4, repeats=1)
 
 
 @pytest.mark.parametrize("implementation", ["numba", "torch"])

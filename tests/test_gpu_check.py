@@ -1,6 +1,8 @@
 """The one command for a machine with a GPU: what it makes of its parts, whatever became of them."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import gpu_report
+import replay
 
 BENCH = Path(gpu_report.__file__).parent
 TESTS = """<testsuites><testsuite>
@@ -91,6 +94,76 @@ def test_a_python_without_the_package_still_leaves_a_report(tmp_path: Path) -> N
     record = json.loads((tmp_path / "gpu_check.json").read_text())
     assert record["failed"] == ["tests"]
     assert "error" in record["provenance"]
+
+
+def test_a_replay_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parts(tmp_path, ("replay_7b", 0), ("replay_smollm2", 1))
+    names = ("window", "ngram", "guesses", "tokens_per_step")
+    rows = [
+        {**dict(zip(names, values, strict=True)), "ratio": {"median": ratio}}
+        for values, ratio in (((None, None, None, 1.0), 1.0), ((15, 5, 15, 1.9), 1.7))
+    ]
+    result = {
+        "benchmark": "replay",
+        "acceptance": "replayed acceptance",
+        "shape": "llama-2-7b",
+        "rows": rows,
+        "cost": {"share_of_copy_speed": 0.456},
+    }
+    (tmp_path / "replay_7b.json").write_text(json.dumps(result))
+    code, record = report(tmp_path, monkeypatch)
+    assert code == 1
+    assert record["failed"] == ["replay_smollm2", "tests"]  # there were none
+    assert [part["result"] for part in record["parts"]] == [result, None]
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "replay_7b: exit code 0 after 3 s",
+        "  llama-2-7b, replayed acceptance: (15, 5, 15) 1.70 x AR, 1.90 tokens a step",
+        "  llama-2-7b: AR reads at 46% of the speed of copying",
+        "replay_smollm2: exit code 1 after 3 s",
+    ]
+
+
+def test_all_parts_fit_into_eight_minutes() -> None:
+    script = (BENCH / "gpu_check.sh").read_text()
+    limits = re.findall(r"^ *(?:part|replay) [a-z0-9_]+ (\d+) ", script, re.MULTILINE)
+    assert len(limits) == 6
+    assert sum(map(int, limits)) <= 480
+
+
+def test_every_command_of_the_script_is_one_that_exists(tmp_path: Path) -> None:
+    """Run with an interpreter that only notes what it is asked to run."""
+    noted = tmp_path / "noted"
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {noted}\n')
+    fake.chmod(0o755)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    subprocess.run(
+        [BENCH / "gpu_check.sh", tmp_path / "out", checkpoint],
+        env={**os.environ, "PYTHON": str(fake)},
+        capture_output=True,
+        check=True,
+    )
+    out = tmp_path / "out"
+    commands = noted.read_text().splitlines()
+    assert [command.split()[0] for command in commands] == [
+        "-m",
+        "bench/attn_mask.py",
+        "bench/replay.py",
+        "bench/replay.py",
+        "bench/decode.py",
+        "bench/exactness.py",
+        "bench/gpu_report.py",
+    ]
+    assert (
+        f"--shape llama-2-7b --configs 15,5,15 --limit 2 --repeats 1 --json-out {out}/replay_7b.json"
+        in commands[2]
+    )
+    parsed = replay.build_parser().parse_args(commands[3].split()[1:])
+    assert (parsed.shape, parsed.json_out) == ("smollm2-135m", out / "replay_smollm2.json")
+    assert parsed.replay == Path("bench/trace.json")
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b", "c"]])
