@@ -28,7 +28,7 @@ setup(
     ],
     extras_require={
         "dev": [*TEST, "ruff", "mypy"],
-        "bench": ["transformers>=4.48", "matplotlib"],
+        "bench": ["transformers>=4.48", "gguf>=0.16", "matplotlib"],
         "gguf": ["gguf>=0.16"],
         "hub": ["huggingface_hub>=0.34"],
     },

@@ -224,6 +224,7 @@ def _profile(plan: Plan, repeats: int) -> dict[str, Any]:
         f"{plan.max_new_tokens} new tokens\n\n{profile_step.table(rows)}\n\n"
         "rows, length: means of live rows and of committed tokens; ms/step: without clocks\n"
         "rest: rotation, SiLU, embedding; host: what is left of a step\n"
+        "with several threads a part ends when the last of them is done with it\n"
     )
     implementation = engine.model.implementation
     return {

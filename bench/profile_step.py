@@ -17,6 +17,7 @@ from unittest.mock import patch
 import timing
 import torch
 from decode_modes import Job, label
+from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.config import AUTOREGRESSIVE
@@ -78,16 +79,21 @@ def measure(
             _run(engine, profile.config, job, max_new_tokens, trace=_count_into(profile))
     # Once for nothing: code with clocks is compiled when it is first run.
     _run(engine, AUTOREGRESSIVE, jobs[0], 2, clocks=clocks)
-    for turn in range(repeats * len(jobs)):
-        for place in range(len(profiles)):
-            profile, job = profiles[(turn + place) % len(profiles)], jobs[turn % len(jobs)]
-            steps, seconds, _ = _run(engine, profile.config, job, max_new_tokens)
-            if steps:
-                profile.plain_ms.append(1000 * seconds / steps)
-            steps, seconds, parts = _run(engine, profile.config, job, max_new_tokens, clocks=clocks)
-            profile.steps += steps
-            profile.clocked_seconds += seconds
-            profile.parts += parts
+    total = repeats * len(jobs) * len(profiles)
+    with tqdm(total=total, desc="profiling", unit="run", leave=False, disable=None) as progress:
+        for turn in range(repeats * len(jobs)):
+            for place in range(len(profiles)):
+                profile, job = profiles[(turn + place) % len(profiles)], jobs[turn % len(jobs)]
+                steps, seconds, _ = _run(engine, profile.config, job, max_new_tokens)
+                if steps:
+                    profile.plain_ms.append(1000 * seconds / steps)
+                steps, seconds, parts = _run(
+                    engine, profile.config, job, max_new_tokens, clocks=clocks
+                )
+                profile.steps += steps
+                profile.clocked_seconds += seconds
+                profile.parts += parts
+                progress.update()
     for profile in profiles:
         if not profile.steps:
             raise InputError("--profile needs steps behind the first: take more --max-new-tokens")
