@@ -97,9 +97,11 @@ def measure(
     for profile in profiles:
         if not profile.steps:
             raise InputError("--profile needs steps behind the first: take more --max-new-tokens")
-        if not profile.parts["products"]:
+        missing = [name for name in ("products", "attention") if not profile.parts[name]]
+        if missing:
             raise InputError(
-                "--profile saw no operation: this model's steps are replayed as a whole"
+                f"--profile saw no {missing[0]}: this model's steps are replayed as a whole, or its "
+                "kernels cannot be told apart here"
             )
         profile.parts["host"] = profile.clocked_seconds - profile.parts.total()
     return [profile.to_dict() for profile in profiles]

@@ -161,13 +161,16 @@ def test_kernels_on_a_gpu_are_counted_once() -> None:
     )
 
 
-def test_a_step_that_shows_no_operation_is_refused(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("seen", "expected"), [({}, "saw no products"), ({"products": 1.0}, "saw no attention")]
+)
+def test_a_step_that_does_not_show_its_operations_is_refused(
+    seen: dict[str, float], expected: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(checkpoint, "torch")
     job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
-    monkeypatch.setattr(profile_ops, "seconds_by_group", lambda *_: Counter())
-    with one_thread(), pytest.raises(InputError, match="saw no operation"):
+    monkeypatch.setattr(profile_ops, "seconds_by_group", lambda *_: Counter(seen))
+    with one_thread(), pytest.raises(InputError, match=expected):
         profile_step.measure(engine, [CONFIG], [job], 4, repeats=1)
 
 
