@@ -1,17 +1,18 @@
 """Load a checkpoint, take requests, return text: the Python interface.
 
-Knows what can be asked for and refuses the rest. How a request runs is `stream.py`'s business, what a
-step does that of `step.py`.
+Knows which buffers there are and who may use them. What can be asked for is `request.py`'s business,
+how requests run `batch.py`'s, what a step does `step.py`'s.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lookahead.answer import Answer
+from lookahead.batch import Batch, OnLogits, Trace
 from lookahead.compare import compared
 from lookahead.config import (
     AUTOREGRESSIVE,
-    MODES,
     LookaheadConfig,
     SamplingConfig,
     check_whole,
@@ -31,10 +32,12 @@ from lookahead.models.checkpoint_config import read_model_config
 from lookahead.models.llama import Llama
 from lookahead.models.loader import load_weights
 from lookahead.prefill import CHUNK_ROWS
-from lookahead.prompt_ids import Prompt, as_prompts, prompt_ids
+from lookahead.prompt_ids import Prompt, as_prompts
+from lookahead.request import Wishes
 from lookahead.results import Result
-from lookahead.step import Step, StepRecord
-from lookahead.stream import OnLogits, Request, Stream
+from lookahead.step import Step
+from lookahead.stream import OnLogits as StreamLogits
+from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
 
 DEFAULT_MAX_LENGTH = 4096
@@ -42,7 +45,7 @@ MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 
 
 class Engine:
-    """A loaded model, its buffers and its tokenizer. One request runs at a time."""
+    """A loaded model, its buffers and its tokenizer. One stream or batch runs at a time."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class Engine:
         num_eos_ids = len(model.config.eos_token_ids)
         self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
         self._step = Step(model, self._cache, self._state, AUTOREGRESSIVE)
-        self._running: Callable[[], Stream | None] = lambda: None  # weak: a dropped stream is over
+        self._running: Callable[[], Batch | None] = lambda: None  # weak: a dropped one is over
 
     @classmethod
     def load(
@@ -158,17 +161,16 @@ class Engine:
         sampling: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
-        trace: Callable[[StepRecord], None] | None = None,
+        trace: Trace | None = None,
     ) -> Result | list[Result]:
-        """Decode one prompt to its end. Arguments as for `stream`; a list of prompts gives a list."""
+        """Decode one prompt, or a list of prompts, to the end. Arguments as for `batch`.
+
+        Returns:
+            The result; for a list the results in its order.
+        """
         prompts, is_list = as_prompts(prompt)
-        if len(prompts) > 1:
-            raise InputError(
-                f"got {len(prompts)} prompts, expected one: give them one at a time, batches do not "
-                "exist yet"
-            )
-        stream = self.stream(
-            prompts[0],
+        batch = self.batch(
+            prompts,
             max_new_tokens=max_new_tokens,
             mode=mode,
             lookahead=lookahead,
@@ -177,8 +179,8 @@ class Engine:
             ignore_eos=ignore_eos,
             trace=trace,
         )
-        result = stream.run_to_end()
-        return [result] if is_list else result
+        results = batch.run_to_end()
+        return results if is_list else results[0]
 
     def stream(
         self,
@@ -190,66 +192,89 @@ class Engine:
         sampling: SamplingConfig | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
-        trace: Callable[[StepRecord], None] | None = None,
-        on_logits: OnLogits | None = None,
-    ) -> "Stream":
-        """Decode one prompt step by step.
-
-        Args:
-            prompt: text, or token ids.
-            max_new_tokens: at most so many tokens are emitted.
-            mode: "lookahead" or "autoregressive".
-            lookahead: (W, N, G) and more; by default `default_lookahead()`.
-            sampling: greedy decoding only, as yet.
-            stop: the text ends before the first of these strings.
-            ignore_eos: go on behind an end-of-text id.
-            trace: called with each step's record.
-            on_logits: called with each step's logits [count, vocab], those that its tokens are the
-                choices of, on the model's device; those of a stop string's tokens too.
+        trace: Trace | None = None,
+        on_logits: StreamLogits | None = None,
+    ) -> Stream:
+        """Decode one prompt step by step. Arguments as for `batch`, but that `on_logits` is given no
+        number.
 
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.
+        """
+        return Stream(
+            self.batch(
+                [prompt],
+                max_new_tokens=max_new_tokens,
+                mode=mode,
+                lookahead=lookahead,
+                sampling=sampling,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                trace=trace,
+                on_logits=numbered(on_logits),
+            )
+        )
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int = 256,
+        mode: str = "lookahead",
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        trace: Trace | None = None,
+        on_logits: OnLogits | None = None,
+    ) -> Batch:
+        """Decode prompts step by step, `batch_size` at a time: when one ends, the next begins.
+
+        Args:
+            prompts: each text, or token ids.
+            max_new_tokens: at most so many tokens are emitted for each.
+            mode: "lookahead" or "autoregressive".
+            lookahead: (W, N, G) and more; by default `default_lookahead()`.
+            sampling: greedy decoding only, as yet.
+            stop: a text ends before the first of these strings.
+            ignore_eos: go on behind an end-of-text id.
+            trace: called with each step's record of each prompt.
+            on_logits: called with a prompt's number and the logits [count, vocab] that its tokens of a
+                step are the choices of, on the model's device; those of a stop string's tokens too.
+
+        Returns:
+            An iterator of (number of the prompt, chunk); its `results` are ready at the end.
 
         Raises:
-            InputError: something given cannot be used, or another stream is running.
+            InputError: something given cannot be used, or another stream or batch is running.
         """
         running = self._running()
         if running is not None and not running.is_done:
             raise InputError(
                 "another stream of this engine is running: read it to its end or close it first"
             )
-        if mode not in MODES:
-            raise InputError(f"mode {mode!r} is not known, expected {' or '.join(MODES)}")
-        check_whole("max_new_tokens", max_new_tokens, least=1)
-        is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
-        if not is_list or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(f"stop must be a list of non-empty strings, got {stop!r:.80}")
-        sampling = SamplingConfig() if sampling is None else sampling
+        wishes = Wishes(
+            max_new_tokens=max_new_tokens,
+            mode=mode,
+            sampling=SamplingConfig() if sampling is None else sampling,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
         config = self.default_lookahead() if lookahead is None else lookahead
-        for name, value, kind in (
-            ("sampling", sampling, SamplingConfig),
-            ("lookahead", config, LookaheadConfig),
-        ):
-            if not isinstance(value, kind):
-                raise InputError(f"{name} must be a {kind.__name__}, got {value!r:.80}")
+        if not isinstance(config, LookaheadConfig):
+            raise InputError(f"lookahead must be a LookaheadConfig, got {config!r:.80}")
         if mode == "autoregressive":
             config = AUTOREGRESSIVE
         self._check_rows(config)
-        ids = prompt_ids(prompt, self.tokenizer, self.model.config, self.max_length)
+        requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
         if self._step.config != config:
             self._step = Step(self.model, self._cache, self._state, config)
-        request = Request(
-            prompt=prompt if isinstance(prompt, str) else self.tokenizer.decode(ids),
-            token_ids=ids,
-            max_new_tokens=max_new_tokens,
-            mode=mode,
-            seed=sampling.seed,
-            eos_ids=() if ignore_eos else self.model.config.eos_token_ids,
-            stops=tuple(stop),
-        )
-        stream = Stream(self._step, self.tokenizer.detokenizer(), request, trace, on_logits)
-        self._running = weakref.ref(stream)
-        return stream
+        answers = [
+            Answer(request, self.tokenizer.detokenizer(), self.max_length) for request in requests
+        ]
+        batch = Batch(self._step, answers, trace, on_logits)
+        self._running = weakref.ref(batch)
+        return batch
 
     def compare(
         self,
@@ -261,14 +286,14 @@ class Engine:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> Result:
-        """Decode one prompt in both modes. Arguments as for `stream`.
+        """Decode one prompt in both modes. Arguments as for `batch`.
 
         Returns:
             The result of lookahead decoding; its `autoregressive` is the other mode's, `identical`
             tells whether the ids are the same, `difference` where and why not.
         """
 
-        def start(mode: str, on_logits: OnLogits | None = None) -> Stream:
+        def start(mode: str, on_logits: StreamLogits | None = None) -> Stream:
             return self.stream(
                 prompt,
                 max_new_tokens=max_new_tokens,

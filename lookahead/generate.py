@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from itertools import cycle
@@ -26,7 +26,9 @@ from lookahead.json_file import parse_json_object
 from lookahead.results import Result
 
 if TYPE_CHECKING:
-    from lookahead.stream import OnLogits, Stream
+    from lookahead.batch import Batch, OnLogits
+    from lookahead.prompt_ids import Prompt
+    from lookahead.stream import OnLogits as StreamLogits
     from lookahead.tokenizer import Tokenizer
 
 COLOURS = (36, 33, 32, 35, 34, 31)
@@ -38,13 +40,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m lookahead.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--ckpt", required=True, metavar="PATH", help="checkpoint directory")
-    add("--prompt", action="append", default=[], metavar="TEXT")
+    add("--prompt", action="append", default=[], metavar="TEXT", help="may repeat")
     add(
         "--prompt-file",
         metavar="FILE",
         help='.jsonl: {"prompt": ...} a line; else one prompt; - stdin',
     )
-    add("--batch", type=int, default=1, metavar="B", help="sequences per step (only 1 as yet)")
+    add("--batch", type=int, default=1, metavar="B", help="prompts that share a step")
     add("--chat", action="store_true", help="apply the checkpoint's chat template")
     add("--system", metavar="TEXT", help="system message, with --chat")
     add("--max-new-tokens", type=int, default=256, metavar="COUNT")
@@ -93,20 +95,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
     sampling = _check_options(options)
-    prompt = _read_prompt(options)
+    prompts = _read_prompts(options)
     # Only now, so that wrong options are told at once and Ctrl-C finds its handler while torch loads.
-    from lookahead.compare import compared
     from lookahead.engine import Engine
 
     engine = Engine.load(
-        options.ckpt, device=options.device, dtype=options.dtype, max_length=options.max_length
+        options.ckpt,
+        device=options.device,
+        dtype=options.dtype,
+        max_length=options.max_length,
+        batch_size=options.batch,
     )
     lookahead = _lookahead_config(options, engine.default_lookahead())
-    ids_or_text = engine.chat_ids(prompt, options.system) if options.chat else prompt
+    given = [
+        engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
+    ]
 
-    def start(mode: str, on_logits: OnLogits | None = None) -> Stream:
-        return engine.stream(
-            ids_or_text,
+    def start(chosen: Sequence[Prompt], mode: str, on_logits: OnLogits | None = None) -> Batch:
+        return engine.batch(
+            chosen,
             max_new_tokens=options.max_new_tokens,
             mode=mode,
             lookahead=lookahead,
@@ -116,28 +123,60 @@ def _run(options: argparse.Namespace) -> int:
             on_logits=on_logits,
         )
 
-    result = _show(start(options.mode), silent=options.json)
-    interrupted = result.finish_reason == "interrupted"
+    results = _show(start(given, options.mode), silent=options.json)
+    interrupted = _any_interrupted(results)
     if options.compare and not interrupted:
-        other = replace(_show(start("autoregressive"), silent=True), prompt=prompt)
-        interrupted = other.finish_reason == "interrupted"
+        others = _show(start(given, "autoregressive"), silent=True)
+        interrupted = _any_interrupted(others)
         if not interrupted:
+            others = [
+                replace(each, prompt=prompt) for each, prompt in zip(others, prompts, strict=True)
+            ]
             try:
-                result = compared(result, other, start)
-                print(_comparison(result, other, engine.tokenizer), file=sys.stderr)
+                results = _compare(results, others, given, start, engine.tokenizer)
             except KeyboardInterrupt:  # while looking for the logits of a difference
                 interrupted = True
     if options.json:
-        print(json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False), flush=True)
+        for result, prompt in zip(results, prompts, strict=True):
+            line = json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False)
+            print(line, flush=True)
     if interrupted:
         return INTERRUPTED
-    return 1 if result.identical is False else 0
+    return 1 if any(result.identical is False for result in results) else 0
+
+
+def _any_interrupted(results: Sequence[Result]) -> bool:
+    return any(result.finish_reason == "interrupted" for result in results)
+
+
+def _compare(
+    results: Sequence[Result],
+    others: Sequence[Result],
+    prompts: Sequence[Prompt],
+    start: Callable[..., Batch],
+    tokenizer: Tokenizer,
+) -> list[Result]:
+    """Each prompt's results in both modes side by side, and told on standard error."""
+    from lookahead.compare import compared
+    from lookahead.stream import Stream, numbered
+
+    found = []
+    for number, (result, other, prompt) in enumerate(zip(results, others, prompts, strict=True)):
+
+        def start_one(
+            mode: str, on_logits: StreamLogits | None = None, prompt: Prompt = prompt
+        ) -> Stream:
+            return Stream(start([prompt], mode, numbered(on_logits)))
+
+        found.append(compared(result, other, start_one))
+        line = _comparison(found[-1], other, tokenizer)
+        print(f"{_numbered(number, len(results))}{line}", file=sys.stderr)
+    return found
 
 
 def _check_options(options: argparse.Namespace) -> SamplingConfig:
     """Refuse what no checkpoint could make right; return what was asked for in sampling."""
-    if options.batch != 1:
-        raise InputError(f"--batch {options.batch}: only 1 is possible as yet; leave it out")
+    check_whole("--batch", options.batch, least=1)
     if options.system is not None and not options.chat:
         raise InputError("--system is part of a chat: add --chat")
     if options.compare and options.mode != "lookahead":
@@ -167,18 +206,14 @@ def _lookahead_config(options: argparse.Namespace, default: LookaheadConfig) -> 
     return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
 
 
-def _read_prompt(options: argparse.Namespace) -> str:
-    """The one prompt that was given."""
+def _read_prompts(options: argparse.Namespace) -> list[str]:
+    """The prompts that were given, at least one."""
     prompts = list(options.prompt)
     if options.prompt_file is not None:
         prompts += _read_prompt_file(options.prompt_file)
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --prompt-file FILE")
-    if len(prompts) > 1:
-        raise InputError(
-            f"got {len(prompts)} prompts, expected one: batches do not exist yet, run them one by one"
-        )
-    return prompts[0]
+    return prompts
 
 
 def _read_prompt_file(name: str) -> list[str]:
@@ -217,27 +252,53 @@ def _json_prompt(where: str, line: str) -> str:
     return prompt
 
 
-def _show(stream: Stream, silent: bool) -> Result:
-    """Run a stream to its end, or to Ctrl-C, printing text as it comes unless `silent`."""
-    shown = 0
-    colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
+def _show(batch: Batch, silent: bool) -> list[Result]:
+    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`."""
+    display = _Display(batch, silent)
     try:
-        for chunk in stream:
-            shown += len(chunk.text)
-            if not silent:
-                _print_piece(chunk.text, next(colours))
+        for _ in batch:
+            display.update()
     except KeyboardInterrupt:
-        stream.close()
-    result = stream.result
-    if not silent:
-        # What was held back, for a stop string that never came, is shown before the end.
-        _print_piece(result.text[shown:] + "\n", None)
-    print(_summary(result), file=sys.stderr)
-    return result
+        batch.close()
+    display.update()  # what ended without text, or was interrupted
+    return batch.results
 
 
-def _print_piece(text: str, colour: int | None) -> None:
-    print(text if colour is None else f"\033[{colour}m{text}\033[0m", end="", flush=True)
+class _Display:
+    """Prints the first answer that is not complete as its text comes, and the others when their turn
+    comes; a summary behind each."""
+
+    def __init__(self, batch: Batch, silent: bool) -> None:
+        """`silent` leaves out the text."""
+        self._batch = batch
+        self._silent = silent
+        self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
+        self._turn = 0
+        self._shown = 0  # characters of the answer whose turn it is
+
+    def update(self) -> None:
+        answers = self._batch.answers
+        while self._turn < len(answers):
+            answer = answers[self._turn]
+            # What was shown is noted first: Ctrl-C may come while it is printed.
+            text, self._shown = answer.text[self._shown :], len(answer.text)
+            self._print(text, next(self._colours))
+            if not answer.is_done:
+                break
+            number, self._turn, self._shown = self._turn, self._turn + 1, 0
+            self._print("\n", None)
+            where = _numbered(number, len(answers))
+            print(f"{where}{_summary(self._batch.results[number])}", file=sys.stderr)
+
+    def _print(self, text: str, colour: int | None) -> None:
+        if text and not self._silent:
+            colored = text if colour is None else f"\033[{colour}m{text}\033[0m"
+            print(colored, end="", flush=True)
+
+
+def _numbered(number: int, count: int) -> str:
+    """Which prompt a line is about, where there are several."""
+    return f"prompt {number + 1} of {count}: " if count > 1 else ""
 
 
 def _summary(result: Result) -> str:

@@ -53,11 +53,13 @@ class StepOutput(NamedTuple):
 class StepRecord:
     """One sequence's step as plain numbers, for `trace=`.
 
-    `tokens`, `parents` and `positions` are the live rows; `candidates` and `origins` (of `ORIGINS`)
-    what was looked up, most recent first; `accepted` the rows of the winning path that were kept;
-    `winner` the candidate they belong to, None if no candidate token was kept.
+    `sequence` is its place in the batch, or the number of its prompt; `tokens`, `parents` and
+    `positions` are the live rows; `candidates` and `origins` (of `ORIGINS`) what was looked up, most
+    recent first; `accepted` the rows of the winning path that were kept; `winner` the candidate they
+    belong to, None if no candidate token was kept.
     """
 
+    sequence: int
     length: int
     tokens: list[int]
     parents: list[int]
@@ -67,6 +69,14 @@ class StepRecord:
     accepted: list[int]
     winner: int | None
     emitted: list[int]
+
+
+class _ChosenRows(NamedTuple):
+    """`rows` [n] are the rows, of all sequences counted on, whose logits are computed; `places` [B * K]
+    which of these belongs to each row with logits, any for a dead one."""
+
+    rows: torch.Tensor
+    places: torch.Tensor
 
 
 class Step:
@@ -127,15 +137,19 @@ class Step:
         hidden = self.model.forward(
             tokens, positions, layout, self.kv_cache, state.lengths, live_rows
         )
-        logits = self.model.logits(hidden.index_select(1, numbers.logit_rows))
-        chosen, finite = largest_logit(logits, self.model.implementation)
+        used = self._rows_to_choose_at(numbers, live_rows)
+        logits = self.model.logits(hidden.flatten(0, 1).index_select(0, used.rows))
+        chosen, finite = (
+            each.index_select(0, used.places).view(len(live), -1)
+            for each in largest_logit(logits, self.model.implementation)
+        )
         next_tokens = chosen.index_select(1, numbers.last_level_places)
         judgement = self._bookkeeping.judge(state, numbers, tokens, chosen, finite, live)
         verdict, counts = judgement.verdict, judgement.counts
         kept_logits = None
         if keep_logits:
-            places = numbers.logit_places[verdict.rows].unsqueeze(2)
-            kept_logits = logits.gather(1, places.expand(-1, -1, logits.shape[2]))
+            places = used.places.view(len(live), -1).gather(1, numbers.logit_places[verdict.rows])
+            kept_logits = logits[places]
         output = StepOutput(
             verdict.emitted, counts, judgement.finished, judgement.finite, kept_logits
         )
@@ -154,6 +168,18 @@ class Step:
         """Candidates a step has rows for. On a CPU, where the host can look at no cost, rows that hold
         no candidate are left out; elsewhere the shape does not depend on data."""
         return int(live.max()) if live.device.type == "cpu" else self.config.guesses
+
+    def _rows_to_choose_at(self, numbers: LayoutTensors, live_rows: torch.Tensor) -> "_ChosenRows":
+        """The rows with logits; on a CPU only those that are live."""
+        if len(live_rows) == 1:
+            return _ChosenRows(numbers.logit_rows, numbers.logit_numbers)
+        sequences = torch.arange(len(live_rows), device=live_rows.device).unsqueeze(1)
+        rows = (numbers.layout.num_rows * sequences + numbers.logit_rows).flatten()
+        if live_rows.device.type != "cpu":
+            places = len(numbers.logit_rows) * sequences + numbers.logit_numbers
+            return _ChosenRows(rows, places.flatten())
+        is_live = (numbers.logit_rows < live_rows.unsqueeze(1)).flatten()
+        return _ChosenRows(rows[is_live], (is_live.cumsum(0) - 1).clamp(min=0))
 
     def _fill(
         self, layout: LookaheadLayout, current: torch.Tensor, candidates: torch.Tensor
@@ -181,6 +207,7 @@ class Step:
             rows = tokens[sequence, :num_rows].tolist()
             trace(
                 StepRecord(
+                    sequence=sequence,
                     length=int(self.state.lengths[sequence]),
                     tokens=rows,
                     parents=list(layout.parents[:num_rows]),

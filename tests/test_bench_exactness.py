@@ -66,7 +66,7 @@ def test_a_difference_is_told_with_its_margin(arguments, monkeypatch, capsys):
     """Every logit of one kind of step is another."""
     logits = Llama.logits
     monkeypatch.setattr(
-        Llama, "logits", lambda model, hidden: logits(model, hidden) * (-1) ** (hidden.shape[1] > 1)
+        Llama, "logits", lambda model, hidden: logits(model, hidden) * (-1) ** (len(hidden) > 1)
     )
     assert exactness.main(arguments) == 1
     row = last_json(capsys.readouterr().out)["rows"][0]

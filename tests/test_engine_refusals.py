@@ -84,9 +84,10 @@ def test_too_little_memory_is_refused(checkpoint):
         ([1.5], f"{NEITHER}1.5"),
         ([["a"]], f"{NEITHER}['a']"),
         (torch.zeros(2, 3, dtype=torch.int64), f"{NEITHER}[tensor([0, 0, 0]), tensor([0, 0, 0])]"),
+        (["a", "", "b"], f"prompt 2 of 3: {EMPTY}"),
         (
-            ["a", "b"],
-            "got 2 prompts, expected one: give them one at a time, batches do not exist yet",
+            ["a", "b", [257]],
+            "prompt 3 of 3: prompt id 257 is not in the vocabulary, expected 0..256",
         ),
         (
             "a" * 512,

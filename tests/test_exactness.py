@@ -100,7 +100,7 @@ def test_products_that_depend_on_the_number_of_rows_are_found_out(monkeypatch):
     logits = NumbaForward.logits
 
     def by_count(forward, hidden):
-        return logits(forward, hidden) * (1 + 2**-7 * (hidden.shape[1] % 3))
+        return logits(forward, hidden) * (1 + 2**-7 * (hidden.shape[0] % 3))
 
     monkeypatch.setattr(NumbaForward, "logits", by_count)
     checkpoint = random_checkpoint(0, **CHECKPOINTS[0])

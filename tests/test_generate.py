@@ -162,17 +162,19 @@ def test_compare_where_nothing_is_generated(run, expected):
     ],
 )
 def test_a_difference_is_exit_code_1(run, run_json, expected, engine, monkeypatch, change, verdict):
-    stream = Engine.stream
+    batch = Engine.batch
 
-    def stream_otherwise(self, prompt, **options):
-        options = {"prompt": prompt, **options}
-        return stream(self, **{**options, **change} if options["mode"] != "lookahead" else options)
+    def batch_otherwise(self, prompts, **options):
+        options = {"prompts": prompts, **options}
+        if options["mode"] != "lookahead":
+            options |= {"prompts": [change["prompt"]]} if "prompt" in change else change
+        return batch(self, **options)
 
     first = {"prompt": PROMPT, "max_new_tokens": NUM_TOKENS, **change}
     other = engine.generate(**first).token_ids
     place = 0 if "prompt" in change else 5
     ids = [result[place] for result in (expected.token_ids, other) if place < len(result)]
-    monkeypatch.setattr(Engine, "stream", stream_otherwise)
+    monkeypatch.setattr(Engine, "batch", batch_otherwise)
     code, _, err = run("--compare")
     assert code == 1
     assert err.splitlines()[-1].startswith(verdict.format(*ids))
@@ -278,32 +280,32 @@ def test_the_default_configuration_and_parts_of_it(run_json, expected):
 
 
 def test_options_reach_the_engine(run, monkeypatch):
-    loads, streams = [], []
-    load, stream = Engine.load, Engine.stream
+    loads, batches = [], []
+    load, batch = Engine.load, Engine.batch
 
     def record_load(*arguments, **options):
         loads.append(options)
         return load(*arguments, **options)
 
-    def record_stream(self, prompt, **options):
-        streams.append(options)
-        return stream(self, prompt, **options)
+    def record_batch(self, prompts, **options):
+        batches.append(options)
+        return batch(self, prompts, **options)
 
     monkeypatch.setattr(Engine, "load", record_load)
-    monkeypatch.setattr(Engine, "stream", record_stream)
+    monkeypatch.setattr(Engine, "batch", record_batch)
     run("--max-length", 100, "--no-prompt-ngrams", "--seed", 3, "--stop", "x", "--ignore-eos")
-    run("--window", 2, "--mode", "autoregressive", "--dtype", "bfloat16")
+    run("--window", 2, "--mode", "autoregressive", "--dtype", "bfloat16", "--batch", 3)
     assert loads == [
-        {"device": "cpu", "dtype": "float32", "max_length": 100},
-        {"device": "cpu", "dtype": "bfloat16", "max_length": None},
+        {"device": "cpu", "dtype": "float32", "max_length": 100, "batch_size": 1},
+        {"device": "cpu", "dtype": "bfloat16", "max_length": None, "batch_size": 3},
     ]
-    assert streams[0]["lookahead"] == LookaheadConfig(4, 3, 2, prompt_ngrams=False, seed=3)
-    assert streams[1]["lookahead"] == LookaheadConfig(2, 3, 2)
-    assert [options["sampling"].seed for options in streams] == [3, 0]
-    assert [options["stop"] for options in streams] == [["x"], []]
-    assert [options["ignore_eos"] for options in streams] == [True, False]
-    assert [options["mode"] for options in streams] == ["lookahead", "autoregressive"]
-    assert [options["max_new_tokens"] for options in streams] == [NUM_TOKENS] * 2
+    assert batches[0]["lookahead"] == LookaheadConfig(4, 3, 2, prompt_ngrams=False, seed=3)
+    assert batches[1]["lookahead"] == LookaheadConfig(2, 3, 2)
+    assert [options["sampling"].seed for options in batches] == [3, 0]
+    assert [options["stop"] for options in batches] == [["x"], []]
+    assert [options["ignore_eos"] for options in batches] == [True, False]
+    assert [options["mode"] for options in batches] == ["lookahead", "autoregressive"]
+    assert [options["max_new_tokens"] for options in batches] == [NUM_TOKENS] * 2
 
 
 def test_the_seed_is_reported_and_does_not_change_the_text(run_json, expected):

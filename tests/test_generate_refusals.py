@@ -143,10 +143,11 @@ NOT_A_NUMBER = "invalid int value: 'x'; see --help"
             "--dtype int8",
             "dtype 'int8' is not known, expected auto, bfloat16, float16, float32, float64",
         ),
-        ("--batch 2", "--batch 2: only 1 is possible as yet; leave it out"),
+        ("--batch 0", "--batch must be a whole number of at least 1, got 0"),
         (
-            "--prompt b",
-            "got 2 prompts, expected one: batches do not exist yet, run them one by one",
+            "--prompt=",
+            "prompt 2 of 2: the prompt is empty: after tokenising it has no tokens, expected at least "
+            "1",
         ),
         ("--system x", "--system is part of a chat: add --chat"),
         ("--stop=", "--stop is empty: give the text to end before, or leave it out"),

@@ -15,8 +15,8 @@ from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
 
 from lookahead import Engine, Result
+from lookahead.batch import Batch
 from lookahead.generate import COLOURS, INTERRUPTED, main
-from lookahead.stream import Stream
 
 PROMPT = "abc abd abc"
 # More tokens than can come before a test has seen the first few and has acted.
@@ -164,7 +164,7 @@ def interrupt_at(monkeypatch):
     """Have Ctrl-C come during a step, counted over both modes from 1."""
 
     def set_step(step: int) -> None:
-        advance = Stream._advance
+        advance = Batch._advance
         steps = iter(range(1, step + 1))
 
         def advance_or_interrupt(self):
@@ -172,7 +172,7 @@ def interrupt_at(monkeypatch):
                 raise KeyboardInterrupt
             return advance(self)
 
-        monkeypatch.setattr(Stream, "_advance", advance_or_interrupt)
+        monkeypatch.setattr(Batch, "_advance", advance_or_interrupt)
 
     return set_step
 
@@ -212,7 +212,7 @@ def test_ctrl_c_shows_what_a_stop_string_held_back(options, engine, interrupt_at
     assert capsys.readouterr().out == text + "\n"
 
 
-@pytest.mark.parametrize("where", ["load", "stream"])
+@pytest.mark.parametrize("where", ["load", "batch"])
 def test_ctrl_c_while_loading(options, monkeypatch, capsys, where):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
