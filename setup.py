@@ -25,6 +25,7 @@ setup(
         "tokenizers>=0.20",
         "jinja2>=3.1.6",
         "tqdm>=4.60",
+        "platformdirs>=4",
     ],
     extras_require={
         "dev": [*TEST, "ruff", "mypy"],

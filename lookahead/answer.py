@@ -18,8 +18,8 @@ class Answer:
     Attributes:
         request: what was asked.
         limit: length of the whole text, prompt included, at which it ends.
-        steps, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared with
-            the other requests of a batch.
+        steps, rows, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared
+            with the other requests of a batch.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Answer:
         self.request = request
         self.limit = min(len(request.token_ids) + request.max_new_tokens, max_length)
         self.steps = 0
+        self.rows = 0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self._text = StopText(detokenizer, request.stops)
@@ -75,9 +76,9 @@ class Answer:
         self._finish_reason = "stop" if self._text.stopped else reason
         return text, ids
 
-    def result(self, model: Llama, config: LookaheadConfig) -> Result:
-        """The request so far, decoded by this model with this (W, N, G); `finish_reason` is
-        "interrupted" until it has ended by itself."""
+    def result(self, model: Llama, config: LookaheadConfig, choice: str) -> Result:
+        """The request so far, decoded by this model with this (W, N, G), chosen for that reason;
+        `finish_reason` is "interrupted" until it has ended by itself."""
         request, new_tokens = self.request, self.num_tokens
         return Result(
             prompt=request.prompt,
@@ -97,6 +98,9 @@ class Answer:
             window=config.window,
             ngram=config.ngram,
             guesses=config.guesses,
+            choice=choice,
+            adaptive=config.adaptive,
+            rows_per_step=self.rows / self.steps if self.steps else 0.0,
             seed=request.seed,
             exact=model.inexact_reason is None,
             inexact_reason=model.inexact_reason,

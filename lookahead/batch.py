@@ -12,10 +12,12 @@ import torch
 
 from lookahead.answer import Answer
 from lookahead.devices import dtype_name
+from lookahead.drafting.ngram_pool import WINDOW
 from lookahead.errors import InputError
 from lookahead.prefill import prefill
 from lookahead.results import Chunk, Result
-from lookahead.step import Step, StepRecord
+from lookahead.row_budget import RowBudget
+from lookahead.step import Step, StepOutput, StepRecord
 
 # Called with a request's number and, for each of its steps, the logits [count, vocab] that the step's
 # tokens are the choices of.
@@ -35,13 +37,17 @@ class Batch:
         self,
         step: Step,
         answers: Sequence[Answer],
-        trace: Trace | None,
-        on_logits: OnLogits | None,
+        choice: str = "given",
+        budget: RowBudget | None = None,
+        trace: Trace | None = None,
+        on_logits: OnLogits | None = None,
     ) -> None:
-        """`answers` are yet to be begun; `trace` is given each request's steps, its number in
-        `sequence`."""
+        """`answers` are yet to be begun; `choice` tells why (W, N, G) are what they are; `budget`
+        chooses each step's rows; `trace` is given each request's steps, its number in `sequence`."""
         self._step = step
         self.answers = list(answers)
+        self._choice = choice
+        self.budget = budget
         self._trace = trace
         self._on_logits = on_logits
         self._num_begun = 0
@@ -80,7 +86,7 @@ class Batch:
     @property
     def results(self) -> list[Result]:
         model, config = self._step.model, self._step.config
-        return [answer.result(model, config) for answer in self.answers]
+        return [answer.result(model, config, self._choice) for answer in self.answers]
 
     def __next__(self) -> tuple[int, Chunk]:
         try:
@@ -115,15 +121,18 @@ class Batch:
         """Run one step of every request that is running."""
         began = time.perf_counter()
         trace = None if self._trace is None else self._traced
-        output = self._step.run(trace, keep_logits=self._on_logits is not None)
-        counts, finished, finite = torch.stack(
-            [output.counts, output.finished.long(), output.finite.long()]
+        output = self._step.run(trace, self._on_logits is not None, self.budget)
+        counts, finished, finite, rows = torch.stack(
+            [output.counts, output.finished.long(), output.finite.long(), output.rows.long()]
         ).tolist()
         emitted = output.emitted.tolist()
+        if self.budget is not None:
+            self._observe(self.budget, output, emitted, counts)
         seconds = time.perf_counter() - began
         for sequence, number in list(self._running.items()):
             answer, count = self.answers[number], counts[sequence]
             answer.steps += 1
+            answer.rows += rows[sequence]
             answer.decode_seconds += seconds
             if not finite[sequence]:
                 raise self._not_finite(number)
@@ -137,6 +146,21 @@ class Batch:
                 # A stop string is found here; the device does not know of it.
                 self._step.state.finished[sequence] = True
                 del self._running[sequence]
+
+    def _observe(
+        self, budget: RowBudget, output: StepOutput, emitted: list[list[int]], counts: list[int]
+    ) -> None:
+        """Tell the budget what came of the step."""
+        candidates, origins = output.candidates.tolist(), output.origins.tolist()
+        found, winners = output.found.tolist(), output.winner.tolist()
+        for sequence in self._running:
+            count = counts[sequence]
+            is_windows = count > 1 and origins[sequence][winners[sequence]] == WINDOW
+            budget.observe(
+                candidates[sequence][: found[sequence]],
+                emitted[sequence][:count],
+                count - 1 if is_windows else 0,
+            )
 
     def _traced(self, record: StepRecord) -> None:
         assert self._trace is not None

@@ -62,7 +62,8 @@ class LookaheadConfig:
 
     `window=0` leaves the window out, `guesses=0` the verification; both zero is autoregressive
     decoding. `prompt_ngrams` puts the prompt's n-grams into the pool before the first step. `seed`
-    chooses the prompt tokens that the window starts with; it never changes the text.
+    chooses the prompt tokens that the window starts with; it never changes the text. `adaptive` leaves
+    out, step by step, the rows that are not worth their time by what was accepted so far.
     """
 
     window: int = 15
@@ -70,6 +71,7 @@ class LookaheadConfig:
     guesses: int = 15
     prompt_ngrams: bool = True
     seed: int = 0
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         check_whole("window", self.window, least=0)

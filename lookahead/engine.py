@@ -6,6 +6,7 @@ how requests run `batch.py`'s, what a step does `step.py`'s.
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from lookahead.answer import Answer
@@ -18,29 +19,23 @@ from lookahead.config import (
     check_whole,
 )
 from lookahead.decode_state import DecodeState
-from lookahead.devices import (
-    choose_device,
-    choose_dtype,
-    choose_implementation,
-    dtype_name,
-    refuse_out_of_memory,
-)
+from lookahead.devices import dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
-from lookahead.kernels.checks import check_can_run
 from lookahead.layout import LookaheadLayout
-from lookahead.models.checkpoint_config import read_model_config
+from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
-from lookahead.models.loader import load_weights
 from lookahead.prefill import CHUNK_ROWS
 from lookahead.prompt_ids import Prompt, as_prompts
 from lookahead.request import Wishes
 from lookahead.results import Result
+from lookahead.row_budget import RowBudget
 from lookahead.step import Step
+from lookahead.step_costs import StepCosts, step_costs
 from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
+from lookahead.tune import Tuning, tune
 
-DEFAULT_MAX_LENGTH = 4096
 MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 
 
@@ -55,7 +50,9 @@ class Engine:
         max_length: int,
         batch_size: int = 1,
         max_step_rows: int = 128,
+        costs: StepCosts | None = None,
     ) -> None:
+        """`costs` are what steps of this model take; if not given, measured when first needed."""
         self.model = model
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -65,6 +62,7 @@ class Engine:
         num_eos_ids = len(model.config.eos_token_ids)
         self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
         self._step = Step(model, self._cache, self._state, AUTOREGRESSIVE)
+        self.costs = costs
         self._running: Callable[[], Batch | None] = lambda: None  # weak: a dropped one is over
 
     @classmethod
@@ -88,7 +86,7 @@ class Engine:
             max_length: tokens of prompt and answer together; by default 4096 or, if that is less,
                 what the model was made for.
             batch_size: sequences per step.
-            max_step_rows: rows that a step may have; bounds (W, N, G).
+            max_step_rows: rows that a sequence may have in a step; bounds (W, N, G).
             implementation: "torch", "triton" or "numba", of the operations in `kernels/`; "auto" is
                 Triton's on a GPU and Numba's on a CPU. On a CPU Triton's run only in its interpreter,
                 slowly, to check them; torch's are the specification.
@@ -101,48 +99,38 @@ class Engine:
         path = Path(path)
         check_whole("batch_size", batch_size, least=1)
         check_whole("max_step_rows", max_step_rows, least=2, most=MAX_STEP_ROWS)
-        chosen_device = choose_device(str(device))
-        chosen_dtype = choose_dtype(str(dtype), chosen_device)
-        implementation = choose_implementation(implementation, chosen_device, chosen_dtype)
-        try:
-            check_can_run(implementation, chosen_device, chosen_dtype)
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        config = read_model_config(path)
-        limit = config.max_position_embeddings
-        if max_length is None:
-            max_length = min(DEFAULT_MAX_LENGTH, limit)
-        check_whole("max_length", max_length, least=2)
-        if max_length > limit:
-            raise InputError(
-                f"max_length {max_length} is more than the {limit} positions of the model"
-            )
-        tokenizer = Tokenizer.load(path)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise InputError(
-                f"{path}: the tokenizer has ids up to {tokenizer.vocab_size - 1}, expected fewer than "
-                f"the vocab_size {config.vocab_size} of config.json"
-            )
-        what = f"{path} as {dtype_name(chosen_dtype)} with max_length {max_length}"
-        with refuse_out_of_memory(what, chosen_device):
+        where = Where.choose(str(device), str(dtype), implementation)
+        config, tokenizer, max_length = read_checkpoint(path, max_length)
+        what = f"{path} as {dtype_name(where.dtype)} with max_length {max_length}"
+        with refuse_out_of_memory(what, where.device):
             num_positions = max_length + _spare_rows(max_step_rows)
-            model = Llama(
-                config,
-                load_weights(path, config, chosen_dtype, chosen_device),
-                num_positions,
-                implementation,
-                exact,
-            )
             return cls(
-                model,
+                load_model(path, config, where, num_positions, exact),
                 tokenizer,
                 max_length=max_length,
                 batch_size=batch_size,
                 max_step_rows=max_step_rows,
             )
 
+    @cached_property
+    def tuning(self) -> Tuning:
+        """The (W, N, G) that is expected to be fastest on this machine, and why; the first time on a
+        machine it is measured, for a few seconds."""
+        if self.costs is None:
+            self.costs = step_costs(self.model, self.max_length, self.max_step_rows)
+        on_cpu = self.model.device.type == "cpu"
+        return tune(self.costs, self.max_step_rows, self._cache.data.shape[2], on_cpu)
+
+    def _new_budget(self) -> RowBudget:
+        most = self.max_step_rows * self._cache.data.shape[2]
+        costs, on_cpu = self.tuning.costs, self.model.device.type == "cpu"
+        return RowBudget(
+            self._step.config, [costs.at(rows) for rows in range(most + 1)], sees_candidates=on_cpu
+        )
+
     def default_lookahead(self) -> LookaheadConfig:
-        """The (W, N, G) used where none is given, by device and the rows that there are."""
+        """A (W, N, G) to begin with where one is chosen by hand, by device and the rows that there
+        are."""
         if self.model.device.type == "cpu":
             # A CPU pays for every row beyond the few whose arithmetic hides behind the weights' way.
             window, ngram, guesses = 4, 3, 2
@@ -234,7 +222,7 @@ class Engine:
             prompts: each text, or token ids.
             max_new_tokens: at most so many tokens are emitted for each.
             mode: "lookahead" or "autoregressive".
-            lookahead: (W, N, G) and more; by default `default_lookahead()`.
+            lookahead: (W, N, G) and more; by default `tuning.config`.
             sampling: greedy decoding only, as yet.
             stop: a text ends before the first of these strings.
             ignore_eos: go on behind an end-of-text id.
@@ -260,11 +248,12 @@ class Engine:
             stop=stop,
             ignore_eos=ignore_eos,
         )
-        config = self.default_lookahead() if lookahead is None else lookahead
-        if not isinstance(config, LookaheadConfig):
-            raise InputError(f"lookahead must be a LookaheadConfig, got {config!r:.80}")
+        if not isinstance(lookahead, LookaheadConfig | None):
+            raise InputError(f"lookahead must be a LookaheadConfig, got {lookahead!r:.80}")
         if mode == "autoregressive":
             config = AUTOREGRESSIVE
+        else:
+            config = self.tuning.config if lookahead is None else lookahead
         self._check_rows(config)
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
         if self._step.config != config:
@@ -272,7 +261,15 @@ class Engine:
         answers = [
             Answer(request, self.tokenizer.detokenizer(), self.max_length) for request in requests
         ]
-        batch = Batch(self._step, answers, trace, on_logits)
+        is_tuned = config.adaptive and _shape(config) == _shape(self.tuning.config)
+        batch = Batch(
+            self._step,
+            answers,
+            choice=self.tuning.reason if is_tuned else "given",
+            budget=self._new_budget() if config.adaptive else None,
+            trace=trace,
+            on_logits=on_logits,
+        )
         self._running = weakref.ref(batch)
         return batch
 
@@ -315,7 +312,7 @@ class Engine:
         return self.tokenizer.chat_ids([*messages, {"role": "user", "content": message}])
 
     def _check_rows(self, config: LookaheadConfig) -> None:
-        shape = (config.window, config.ngram, config.guesses)
+        shape = _shape(config)
         num_rows = LookaheadLayout.count_rows(*shape)
         if num_rows > self.max_step_rows:
             ngram = min(config.ngram, self.max_step_rows // 2 + 1)
@@ -328,6 +325,10 @@ class Engine:
     def _fitting_size(self, ngram: int) -> int:
         """The largest window = guesses that fits with this ngram."""
         return self.max_step_rows // (2 * (ngram - 1))
+
+
+def _shape(config: LookaheadConfig) -> tuple[int, int, int]:
+    return config.window, config.ngram, config.guesses
 
 
 def _spare_rows(max_step_rows: int) -> int:

@@ -27,6 +27,7 @@ from lookahead.results import Result
 
 if TYPE_CHECKING:
     from lookahead.batch import Batch, OnLogits
+    from lookahead.engine import Engine
     from lookahead.prompt_ids import Prompt
     from lookahead.stream import OnLogits as StreamLogits
     from lookahead.tokenizer import Tokenizer
@@ -74,6 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--compare", action="store_true", help="also run autoregressive: same ids? how much faster?"
     )
+    add("--stats", action="store_true", help="tell what was chosen, why, and what came of it")
     add("--json", action="store_true", help="one JSON object a prompt on standard output, no more")
     return parser
 
@@ -98,6 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     prompts = _read_prompts(options)
     # Only now, so that wrong options are told at once and Ctrl-C finds its handler while torch loads.
     from lookahead.engine import Engine
+    from lookahead.stats import stats
 
     engine = Engine.load(
         options.ckpt,
@@ -106,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         max_length=options.max_length,
         batch_size=options.batch,
     )
-    lookahead = _lookahead_config(options, engine.default_lookahead())
+    lookahead = _lookahead_config(options, engine)
     given = [
         engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
     ]
@@ -123,7 +126,10 @@ def _run(options: argparse.Namespace) -> int:
             on_logits=on_logits,
         )
 
-    results = _show(start(given, options.mode), silent=options.json)
+    batch = start(given, options.mode)
+    results = _show(batch, silent=options.json)
+    if options.stats:
+        print(stats(results, batch.budget, engine.costs), file=sys.stderr)
     interrupted = _any_interrupted(results)
     if options.compare and not interrupted:
         others = _show(start(given, "autoregressive"), silent=True)
@@ -184,7 +190,7 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
     if "" in options.stop:
         raise InputError("--stop is empty: give the text to end before, or leave it out")
     check_whole("--max-new-tokens", options.max_new_tokens, least=1)
-    _lookahead_config(options, LookaheadConfig())
+    _lookahead_config(options, None)
     return SamplingConfig(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -195,13 +201,20 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
     )
 
 
-def _lookahead_config(options: argparse.Namespace, default: LookaheadConfig) -> LookaheadConfig:
-    """The default with what was given in its place."""
+def _lookahead_config(options: argparse.Namespace, engine: Engine | None) -> LookaheadConfig:
+    """What was given of (W, N, G) with the rest of the default; the tuned one where nothing was.
+    Without an engine, to check what was given."""
     given = {
         name: getattr(options, name)
         for name in ("window", "ngram", "guesses")
         if getattr(options, name) is not None
     }
+    if engine is None:
+        default = LookaheadConfig()
+    elif given or options.mode == "autoregressive":
+        default = engine.default_lookahead()
+    else:
+        default = engine.tuning.config
     prompt_ngrams = not options.no_prompt_ngrams
     return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
 

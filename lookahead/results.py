@@ -37,6 +37,9 @@ class Result:
         tokens_per_step: new_tokens / steps, the step compression.
         tokens_per_second: new_tokens / decode_seconds.
         finish_reason: "eos", "stop", "length", "context" or "interrupted".
+        choice: why (W, N, G) are what they are: "given", or what was expected of them on this machine.
+        adaptive: whether rows were left out, step by step, that did not seem worth their time.
+        rows_per_step: rows that were run for this request, the current token's included.
         exact: whether the ids are promised to be those of autoregressive decoding to the bit.
         inexact_reason: why not; None where they are.
         row_block: each matrix product has the bits of calls of a block of rows that depends on its
@@ -62,6 +65,9 @@ class Result:
     window: int
     ngram: int
     guesses: int
+    choice: str
+    adaptive: bool
+    rows_per_step: float
     seed: int
     exact: bool
     inexact_reason: str | None

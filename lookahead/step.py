@@ -21,6 +21,7 @@ from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.layout_tensors import LayoutTensors
 from lookahead.models.llama import Llama
+from lookahead.row_budget import RowBudget, StepShape
 from lookahead.verify import Verdict
 
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
@@ -40,6 +41,10 @@ class StepOutput(NamedTuple):
         finished: [B] bool, after the step.
         finite: [B] bool, whether the logits that were used are finite.
         logits: [B, D, vocab] those that each emitted token is the choice of; None unless asked for.
+        candidates, origins, found: [B, G, N-1], [B, G] and [B], what was looked up and how many, run or
+            not.
+        winner: [B], the candidate that was accepted, if any of its tokens was.
+        rows: [B], rows that were run.
     """
 
     emitted: torch.Tensor
@@ -47,6 +52,11 @@ class StepOutput(NamedTuple):
     finished: torch.Tensor
     finite: torch.Tensor
     logits: torch.Tensor | None
+    candidates: torch.Tensor
+    origins: torch.Tensor
+    found: torch.Tensor
+    winner: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -95,12 +105,9 @@ class Step:
             batch_size, model.config.vocab_size, config.guesses, config.ngram, device
         )
         self._bookkeeping = import_module(BOOKKEEPING[model.implementation])
-        self._numbers = cache(
-            lambda guesses: LayoutTensors(
-                LookaheadLayout(config.window, config.ngram, guesses), device
-            )
-        )
-        sizes = [LookaheadLayout(config.window, config.ngram, n) for n in self._guess_counts()]
+        self._no_window = Window(batch_size, 0, config.ngram, device)
+        self._numbers = cache(lambda shape: LayoutTensors(self._layout(shape), device))
+        sizes = [self._layout(self._full(guesses)) for guesses in self._guess_counts()]
         model.prepare(
             [batch_size * layout.num_rows for layout in sizes],
             [batch_size * len(layout.logit_rows) for layout in sizes],
@@ -121,15 +128,21 @@ class Step:
 
     @torch.inference_mode()
     def run(
-        self, trace: Callable[[StepRecord], None] | None = None, keep_logits: bool = False
+        self,
+        trace: Callable[[StepRecord], None] | None = None,
+        keep_logits: bool = False,
+        budget: RowBudget | None = None,
     ) -> StepOutput:
-        """Run one step of every unfinished sequence; `trace` is given each one's record."""
+        """Run one step of every unfinished sequence; `trace` is given each one's record. `budget`
+        chooses its rows; without one they are all run."""
         state = self.state
         current = state.current
-        candidates, origins, live = self.pool.look_up(current)
-        live = live.masked_fill(state.finished, 0)
-        numbers = self._numbers(self._guesses_to_run(live))
-        layout = numbers.layout
+        candidates, origins, found = self.pool.look_up(current)
+        found = found.masked_fill(state.finished, 0)
+        shape = self._choose_shape(found, budget)
+        numbers = self._numbers(shape)
+        layout, window = numbers.layout, self.window if shape.window else self._no_window
+        live = found.clamp(max=shape.guesses)
         tokens = self._fill(layout, current, candidates)
         positions = state.lengths.unsqueeze(1) + numbers.depths
         live_rows = layout.num_window_rows + live * layout.levels
@@ -151,23 +164,38 @@ class Step:
             places = used.places.view(len(live), -1).gather(1, numbers.logit_places[verdict.rows])
             kept_logits = logits[places]
         output = StepOutput(
-            verdict.emitted, counts, judgement.finished, judgement.finite, kept_logits
-        )
+            verdict.emitted, counts, judgement.finished, judgement.finite, kept_logits, candidates,
+            origins, found, verdict.winner, live_rows,
+        )  # fmt: skip
         if trace is not None:
             self._record(trace, layout, tokens, positions, live, origins, verdict, output)
         self.kv_cache.commit(verdict.rows, counts, state.lengths)
-        self._bookkeeping.learn(state, self.window, self.pool, judgement, next_tokens)
+        self._bookkeeping.learn(state, window, self.pool, judgement, next_tokens)
         return output
 
     def _guess_counts(self) -> range:
-        """All that `_guesses_to_run` may say."""
+        """Candidates that a step without a budget may have rows for."""
         most = self.config.guesses
         return range(most + 1) if self.model.device.type == "cpu" else range(most, most + 1)
 
-    def _guesses_to_run(self, live: torch.Tensor) -> int:
-        """Candidates a step has rows for. On a CPU, where the host can look at no cost, rows that hold
-        no candidate are left out; elsewhere the shape does not depend on data."""
-        return int(live.max()) if live.device.type == "cpu" else self.config.guesses
+    def _full(self, guesses: int) -> StepShape:
+        return StepShape(self.config.window > 0, guesses, self.config.ngram - 1)
+
+    def _choose_shape(self, found: torch.Tensor, budget: RowBudget | None) -> StepShape:
+        """On a CPU, where the host can look at no cost, rows that hold no candidate are left out;
+        elsewhere the shape does not depend on what was found just now."""
+        config = self.config
+        if found.device.type != "cpu":
+            if budget is None:
+                return self._full(config.guesses)
+            return budget.choose([config.guesses] * len(found))
+        if budget is None:
+            return self._full(int(found.max()))
+        return budget.choose(found[~self.state.finished].tolist())
+
+    def _layout(self, shape: StepShape) -> LookaheadLayout:
+        window = self.config.window if shape.window else 0
+        return LookaheadLayout(window, shape.depth + 1, shape.guesses)
 
     def _rows_to_choose_at(self, numbers: LayoutTensors, live_rows: torch.Tensor) -> "_ChosenRows":
         """The rows with logits; on a CPU only those that are live."""
@@ -186,7 +214,8 @@ class Step:
     ) -> torch.Tensor:
         """Row tokens [B, T] int32, in the layout's order."""
         first = self.window.tokens.flatten(1) if layout.window else current.unsqueeze(1)
-        return torch.cat([first, candidates[:, : layout.guesses].flatten(1)], dim=1)
+        chosen = candidates[:, : layout.guesses, : layout.levels]
+        return torch.cat([first, chosen.flatten(1)], dim=1)
 
     def _record(
         self,

@@ -31,11 +31,13 @@ def checked_steps() -> Iterator[Counter[str]]:
     run = Step.run
     counts: Counter[str] = Counter()
 
-    def run_checked(step: Step, trace: Any = None, keep_logits: bool = False) -> Any:
+    def run_checked(
+        step: Step, trace: Any = None, keep_logits: bool = False, budget: Any = None
+    ) -> Any:
         state, cache = step.state, step.kv_cache
         copy = KVCache(cache.data.clone(), cache.max_length)
         lengths, current = state.lengths.clone(), state.current
-        output = run(step, trace, keep_logits=True)
+        output = run(step, trace, keep_logits=True, budget=budget)
         counts["steps"] += 1
         for sequence, count in enumerate(output.counts.tolist()):
             length = int(lengths[sequence])

@@ -158,12 +158,23 @@ def test_a_trace_holds_plain_numbers(engine):
 
 def test_default_lookahead(engine, checkpoint):
     assert engine.default_lookahead() == LookaheadConfig(window=4, ngram=3, guesses=2)
-    result = engine.generate(PROMPT, max_new_tokens=1)
-    assert (result.window, result.ngram, result.guesses) == (4, 3, 2)
     # An engine for few rows has a default that fits.
     small = Engine.load(checkpoint, device="cpu", dtype="float64", max_step_rows=7)
     assert small.default_lookahead() == LookaheadConfig(window=1, ngram=3, guesses=1)
-    assert small.generate(PROMPT, max_new_tokens=3).new_tokens == 3
+
+
+def test_without_a_choice_what_was_measured_decides(engine, answer):
+    tuning = engine.tuning
+    result = engine.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+    config = tuning.config
+    assert (result.window, result.ngram, result.guesses) == (
+        config.window, config.ngram, config.guesses,
+    )  # fmt: skip
+    assert (result.adaptive, result.choice) == (True, tuning.reason)
+    assert result.token_ids == answer
+    given = engine.generate(PROMPT, max_new_tokens=1, lookahead=LookaheadConfig(2, 3, 2))
+    assert (given.adaptive, given.choice) == (False, "given")
+    assert given.rows_per_step >= 4
 
 
 @pytest.mark.parametrize(

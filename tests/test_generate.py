@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ PROMPT = "abc abd abc"
 NUM_TOKENS = 30
 KEYS = """
     prompt text token_ids prompt_tokens new_tokens steps tokens_per_step prefill_seconds
-    decode_seconds tokens_per_second finish_reason mode device dtype window ngram guesses seed exact
-    inexact_reason row_block
+    decode_seconds tokens_per_second finish_reason mode device dtype window ngram guesses choice
+    adaptive rows_per_step seed exact inexact_reason row_block
 """.split()
 SUMMARY = re.compile(
     r"(lookahead \(\d+, \d+, \d+\)|autoregressive): (\d+) tokens, (\d+) steps, "
@@ -87,7 +88,10 @@ def test_text_goes_to_standard_output_and_a_summary_to_standard_error(run, expec
     match = SUMMARY.fullmatch(err.removesuffix("\n"))
     assert match is not None
     steps, ratio = expected.steps, f"{NUM_TOKENS / expected.steps:.2f}"
-    assert match.groups() == ("lookahead (4, 3, 2)", str(NUM_TOKENS), str(steps), ratio, "length")
+    shape = (expected.window, expected.ngram, expected.guesses)
+    assert match.groups() == (
+        f"lookahead {shape}", str(NUM_TOKENS), str(steps), ratio, "length",
+    )  # fmt: skip
 
 
 def test_the_autoregressive_mode(run, expected):
@@ -266,9 +270,22 @@ def test_chat(run_json, engine):
     assert (values["prompt"], values["autoregressive"]["prompt"]) == ("hi", "hi")
 
 
-def test_the_default_configuration_and_parts_of_it(run_json, expected):
+def test_the_tuned_configuration(run, run_json, expected, engine):
+    _, values = run_json("--no-prompt-ngrams")
+    assert (values["adaptive"], values["choice"]) == (True, engine.tuning.reason)
+    assert values["token_ids"] == expected.token_ids
+    _, out, err = run("--stats")
+    assert out == expected.text + "\n"
+    shape = (expected.window, expected.ngram, expected.guesses)
+    _, chosen, yields, *others = err.splitlines()
+    assert chosen == f"stats: (window, ngram, guesses): {shape}, {engine.tuning.reason}"
+    rows = f"rows per step {expected.rows_per_step:.2f}"
+    assert yields == f"stats: tokens per step {expected.tokens_per_step:.2f}, {rows}"
+    assert others[-1] == "stats: ms of a step by rows: 1: 1000.00, 16: 1000.00, 32: 3000.00"
+
+
+def test_parts_of_a_configuration(run_json, expected):
     for options, shape in (
-        ((), (4, 3, 2)),
         (("--window", 7), (7, 3, 2)),
         (("--ngram", 4), (4, 4, 2)),
         (("--guesses", 0), (4, 3, 0)),
@@ -276,10 +293,11 @@ def test_the_default_configuration_and_parts_of_it(run_json, expected):
     ):
         _, values = run_json(*options)
         assert (values["window"], values["ngram"], values["guesses"]) == shape
+        assert (values["adaptive"], values["choice"]) == (False, "given")
         assert values["token_ids"] == expected.token_ids
 
 
-def test_options_reach_the_engine(run, monkeypatch):
+def test_options_reach_the_engine(run, engine, monkeypatch):
     loads, batches = [], []
     load, batch = Engine.load, Engine.batch
 
@@ -299,7 +317,7 @@ def test_options_reach_the_engine(run, monkeypatch):
         {"device": "cpu", "dtype": "float32", "max_length": 100, "batch_size": 1},
         {"device": "cpu", "dtype": "bfloat16", "max_length": None, "batch_size": 3},
     ]
-    assert batches[0]["lookahead"] == LookaheadConfig(4, 3, 2, prompt_ngrams=False, seed=3)
+    assert batches[0]["lookahead"] == replace(engine.tuning.config, prompt_ngrams=False, seed=3)
     assert batches[1]["lookahead"] == LookaheadConfig(2, 3, 2)
     assert [options["sampling"].seed for options in batches] == [3, 0]
     assert [options["stop"] for options in batches] == [["x"], []]

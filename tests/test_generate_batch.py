@@ -7,11 +7,12 @@ import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
 
-from lookahead import Engine
+from lookahead import Engine, LookaheadConfig
 from lookahead.generate import main
 
 PROMPTS = ["abc abd abc", "cab", "dd dd a", "bad cab bad"]
 NUM_TOKENS = 24
+SHAPE = (3, 4, 3)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,7 +29,8 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(checkpoint):
     engine = Engine.load(checkpoint, device="cpu", dtype="float32")
-    return [engine.generate(prompt, max_new_tokens=NUM_TOKENS) for prompt in PROMPTS]
+    options = {"max_new_tokens": NUM_TOKENS, "lookahead": LookaheadConfig(*SHAPE)}
+    return [engine.generate(prompt, **options) for prompt in PROMPTS]
 
 
 @pytest.fixture
@@ -37,7 +39,9 @@ def run(checkpoint, capsys):
 
     def run_main(*options):
         always = ("--ckpt", checkpoint, "--device", "cpu", "--dtype", "float32")
-        code = main([str(each) for each in (*always, "--max-new-tokens", NUM_TOKENS, *options)])
+        shape = zip(("--window", "--ngram", "--guesses"), SHAPE, strict=True)
+        always += ("--max-new-tokens", NUM_TOKENS, *(each for pair in shape for each in pair))
+        code = main([str(each) for each in (*always, *options)])
         return code, *capsys.readouterr()
 
     return run_main
@@ -58,7 +62,7 @@ def test_one_object_a_prompt_in_order(run, expected, batch):
     lines = err.splitlines()
     assert len(lines) == len(PROMPTS)
     for number, line in enumerate(lines, start=1):
-        assert line.startswith(f"prompt {number} of 4: lookahead (4, 3, 2): {NUM_TOKENS} tokens")
+        assert line.startswith(f"prompt {number} of 4: lookahead {SHAPE}: {NUM_TOKENS} tokens")
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -14,12 +14,13 @@ import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
 
-from lookahead import Engine, Result
+from lookahead import Engine, LookaheadConfig, Result
 from lookahead.batch import Batch
 from lookahead.generate import COLOURS, INTERRUPTED, main
 
 PROMPT = "abc abd abc"
 # More tokens than can come before a test has seen the first few and has acted.
+SHAPE = LookaheadConfig(4, 3, 2)
 LONG = 200_000
 # A shell that started the tests in the background may have had them ignore Ctrl-C.
 WITH_SIGINT = (
@@ -50,6 +51,7 @@ def options(checkpoint) -> list[str]:
     return [
         *("--ckpt", str(checkpoint), "--prompt", PROMPT),
         *("--device", "cpu", "--dtype", "float32", "--max-length", str(LONG)),
+        *("--window", "4", "--ngram", "3", "--guesses", "2"),
     ]
 
 
@@ -58,7 +60,7 @@ def python(*arguments: str) -> list[str]:
 
 
 def generate_with(engine: Engine, num_tokens: int) -> Result:
-    result = engine.generate(PROMPT, max_new_tokens=num_tokens)
+    result = engine.generate(PROMPT, max_new_tokens=num_tokens, lookahead=SHAPE)
     assert isinstance(result, Result)
     return result
 
@@ -89,7 +91,7 @@ def test_the_text_of_a_step_is_written_at_once(options, engine, monkeypatch):
     writes = Writes()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(writes)))
     assert main([*options, "--max-new-tokens", "40"]) == 0
-    steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40)]
+    steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40, lookahead=SHAPE)]
     assert writes.pieces == [*steps, "\n"]
 
 
@@ -104,7 +106,7 @@ def test_on_a_terminal_a_step_has_one_colour_and_the_next_step_another(options, 
     assert process.returncode == 0
     assert said.startswith(b"lookahead (4, 3, 2): 40 tokens, ")
     pieces = re.findall(r"\033\[(\d+)m(.*?)\033\[0m", shown)
-    steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40)]
+    steps = [chunk.text for chunk in engine.stream(PROMPT, max_new_tokens=40, lookahead=SHAPE)]
     assert max(map(len, steps)) > 1
     assert pieces == [
         (str(colour), text) for colour, text in zip(cycle(COLOURS), steps, strict=False)
@@ -178,7 +180,7 @@ def interrupt_at(monkeypatch):
 
 
 def test_ctrl_c_with_json(options, engine, interrupt_at, capsys):
-    steps = list(engine.stream(PROMPT, max_new_tokens=40))[:3]
+    steps = list(engine.stream(PROMPT, max_new_tokens=40, lookahead=SHAPE))[:3]
     interrupt_at(4)
     assert main([*options, "--json", "--compare"]) == 130
     values = json.loads(capsys.readouterr().out)
@@ -206,7 +208,9 @@ def test_ctrl_c_before_the_first_step(options, interrupt_at, capsys):
 
 
 def test_ctrl_c_shows_what_a_stop_string_held_back(options, engine, interrupt_at, capsys):
-    text = "".join(chunk.text for chunk in list(engine.stream(PROMPT, max_new_tokens=40))[:3])
+    text = "".join(
+        chunk.text for chunk in list(engine.stream(PROMPT, max_new_tokens=40, lookahead=SHAPE))[:3]
+    )
     interrupt_at(4)
     assert main([*options, "--stop", text[-2:] + "never"]) == 130
     assert capsys.readouterr().out == text + "\n"

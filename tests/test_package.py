@@ -41,18 +41,19 @@ ROWS = [
     "models.forward_*",
     "models.llama_numba",
     "models.llama models.loader",
-    "prefill",
+    "load prefill",
     "parallel",
     "decode_state layout_tensors",
-    "step_ref",
+    "step_ref row_budget",
     "step_numba",
     "step",
+    "step_costs",
     "tune",
     "results stops request",
     "answer",
     "batch",
     "stream",
-    "compare",
+    "compare stats",
     "engine",
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
@@ -64,7 +65,7 @@ EXEMPT = {"", "drafting", "kernels", "models"}
 # What needs no tensors imports no torch, not even through another file.
 WITHOUT_TORCH = """
     errors json_file config layout detokenizer chat_template vocabulary vocabulary_json
-    vocabulary_sentencepiece tokenizer models.checkpoint_config results stops
+    vocabulary_sentencepiece tokenizer models.checkpoint_config results stops row_budget request
     gguf_file gguf_config gguf_tokenizer gguf_weights import_gguf
 """.split()
 
