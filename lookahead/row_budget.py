@@ -21,7 +21,7 @@ from lookahead.layout import LookaheadLayout
 # bring a step.
 FIRST_TOKEN = (0.25, 0.08, 0.05, 0.04)
 FURTHER_TOKEN = 0.6
-WINDOW_TOKENS = 0.1
+WINDOW_TOKENS = 0.3
 OBSERVATIONS = 8.0
 # What an observation still counts after the next.
 DECAY = 0.97
