@@ -16,7 +16,6 @@ from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
 from lookahead.drafting.ngram_pool import ORIGINS, NgramPool
 from lookahead.drafting.window import Window
-from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.layout_tensors import LayoutTensors
@@ -147,14 +146,12 @@ class Step:
         positions = state.lengths.unsqueeze(1) + numbers.depths
         live_rows = layout.num_window_rows + live * layout.levels
         live_rows = live_rows.masked_fill(state.finished, 0)
-        hidden = self.model.forward(
-            tokens, positions, layout, self.kv_cache, state.lengths, live_rows
-        )
         used = self._rows_to_choose_at(numbers, live_rows)
-        logits = self.model.logits(hidden.flatten(0, 1).index_select(0, used.rows))
+        logits, *chosen_and_finite = self.model.choose(
+            tokens, positions, layout, self.kv_cache, state.lengths, live_rows, used.rows
+        )
         chosen, finite = (
-            each.index_select(0, used.places).view(len(live), -1)
-            for each in largest_logit(logits, self.model.implementation)
+            each.index_select(0, used.places).view(len(live), -1) for each in chosen_and_finite
         )
         next_tokens = chosen.index_select(1, numbers.last_level_places)
         judgement = self._bookkeeping.judge(state, numbers, tokens, chosen, finite, live)

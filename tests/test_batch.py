@@ -88,19 +88,14 @@ def test_a_sequence_that_ended_costs_no_row(monkeypatch):
     model = ScriptedModel(counter, 9, eos_token_ids=(8,))
     engine = build_engine(model, batch_size=3)
     live, rows = [], []
-    forward, logits = model.forward, model.logits
+    choose = model.choose
 
-    def forward_noted(*arguments, **options):
-        if not options:  # not a prefill
-            live.append(arguments[5].tolist())
-        return forward(*arguments, **options)
+    def choose_noted(*arguments):
+        live.append(arguments[5].tolist())
+        rows.append(len(arguments[6]))
+        return choose(*arguments)
 
-    def logits_noted(hidden):
-        rows.append(hidden.shape[0])
-        return logits(hidden)
-
-    monkeypatch.setattr(model, "forward", forward_noted)
-    monkeypatch.setattr(model, "logits", logits_noted)
+    monkeypatch.setattr(model, "choose", choose_noted)
     config = LookaheadConfig(2, 3, 2, prompt_ngrams=False)
     engine.batch([[5], [6, 7]], lookahead=config, max_new_tokens=9, stop=["i"]).run_to_end()
     # The second prompt ends at once, by an end-of-text id; there is no third.

@@ -16,6 +16,7 @@ from tiny_checkpoint import write_tiny_checkpoint
 from tiny_models import one_thread
 
 from lookahead import Engine
+from lookahead.kernels.largest_logit import largest_logit
 from lookahead.models.llama import Llama
 
 
@@ -64,10 +65,13 @@ def test_everything_is_the_same(arguments, tmp_path, capsys):
 
 def test_a_difference_is_told_with_its_margin(arguments, monkeypatch, capsys):
     """Every logit of one kind of step is another."""
-    logits = Llama.logits
-    monkeypatch.setattr(
-        Llama, "logits", lambda model, hidden: logits(model, hidden) * (-1) ** (len(hidden) > 1)
-    )
+    choose = Llama.choose
+
+    def by_count(model, *arguments):
+        logits = choose(model, *arguments)[0] * (-1) ** (len(arguments[-1]) > 1)
+        return logits, *largest_logit(logits)
+
+    monkeypatch.setattr(Llama, "choose", by_count)
     assert exactness.main(arguments) == 1
     row = last_json(capsys.readouterr().out)["rows"][0]
     assert row["identical"] == 0

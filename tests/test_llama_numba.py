@@ -1,17 +1,19 @@
 """The compiled forward pass: what it refuses, and what one request leaves behind for the next."""
 
+import math
 import signal
 import threading
 
 import pytest
 import torch
 from oracles.naive_llama import random_checkpoint
+from single_rows import same_bits
 from tiny_models import build_engine, build_llama
 
 from lookahead.errors import InputError
 from lookahead.kernels import checks, simd_types
 from lookahead.layout import LookaheadLayout
-from lookahead.models import llama_numba
+from lookahead.models.llama_numba import NumbaForward
 
 CPU = torch.device("cpu")
 
@@ -81,14 +83,82 @@ def test_two_engines_of_one_model_in_two_threads():
     assert found == [expected] * 15
 
 
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_choosing_is_the_forward_pass_the_head_and_the_largest(dtype, num_threads):
+    """Sequences of different lengths, rows in any order, vocabularies of few and many vectors."""
+    layout = LookaheadLayout(2, 3, 2)
+    for vocab_size in (11, 300):
+        checkpoint = random_checkpoint(0, vocab_size=vocab_size)
+        models = [build_llama(checkpoint, dtype) for _ in range(2)]
+        tokens = torch.arange(2 * layout.num_rows).view(2, -1) % 11
+        lengths, live = torch.tensor([0, 3]), torch.tensor([6, layout.num_rows])
+        positions = lengths.unsqueeze(1) + torch.tensor(layout.depths)
+        rows = torch.tensor([13, 0, 5, 8, 15])
+        given = []
+        for model in models:
+            cache = model.new_cache(2, 8, layout.num_rows)
+            cache.data.zero_()
+            given.append((tokens, positions, layout, cache, lengths, live))
+        hidden = models[0].forward(*given[0])
+        expected = models[0].logits(hidden.flatten(0, 1)[rows])
+        before = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        logits, chosen, finite = models[1].choose(*given[1], rows)
+        torch.set_num_threads(before)
+        assert same_bits(logits, expected)
+        assert chosen.tolist() == expected.max(1).indices.tolist()
+        assert finite.all()
+        assert same_bits(given[0][3].data, given[1][3].data)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_largest_of_all_threads_features(num_threads):
+    """Ties go to the lowest id, wherever it lies; what is not finite is told."""
+    tensors, fields = random_checkpoint(0, vocab_size=400)
+    layout, one = LookaheadLayout(0, 2, 0), torch.ones(1, dtype=torch.int64)
+
+    def chosen(changed):
+        weight = tensors["lm_head.weight"].clone()
+        for token, value in changed.items():
+            weight[token] = value
+        model = build_llama((tensors | {"lm_head.weight": weight}, fields), torch.float32)
+        cache = model.new_cache(1, 4, 1)
+        given = (one[None], 0 * one[None], layout, cache, 0 * one, one, 0 * one)
+        before = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        logits, token, finite = model.choose(*given)
+        torch.set_num_threads(before)
+        assert bool(finite) == bool(logits.max().isfinite())
+        return int(token), bool(finite)
+
+    first, _ = chosen({})
+    best = tensors["lm_head.weight"][first]
+    later = (first + 200) % 400
+    assert chosen({later: best}) == (min(first, later), True)
+    assert chosen({399: 2 * best}) == (399, True)
+    for token in (5, 395):
+        assert not chosen({token: math.nan})[1]
+
+
+@pytest.mark.parametrize(("row", "said"), [(4, "live rows"), (9, "expected 0..8"), (-1, "0..8")])
+def test_rows_that_cannot_be_chosen_at_are_refused(row, said):
+    model, layout = build_llama(tiny(), torch.float32), LookaheadLayout(0, 3, 4)
+    one = torch.ones(1, dtype=torch.int64)
+    tokens = torch.zeros(1, 9, dtype=torch.int64)
+    given = (tokens, tokens, layout, model.new_cache(1, 4, 9), 0 * one, 3 * one)
+    with pytest.raises(ValueError, match=said):
+        model.choose(*given, torch.tensor([row]))
+
+
 def test_exactness_is_not_claimed_where_the_trial_fails(monkeypatch):
-    product = llama_numba.product
+    choose = NumbaForward._choose
 
-    def by_count(team, x, packed, y):
-        product(team, x, packed, y)
-        y *= 1 + 2**-7 * (x.shape[0] % 3)
+    def by_count(self, *arguments, **options):
+        logits, *others = choose(self, *arguments, **options)
+        return logits * (1 + 2**-7 * (len(logits) % 3)), *others
 
-    monkeypatch.setattr(llama_numba, "product", by_count)
+    monkeypatch.setattr(NumbaForward, "_choose", by_count)
     model = build_llama(tiny(), torch.float32)
     reason = "a verified row had other bits than the autoregressive row on a trial"
     assert (model.inexact_reason, model.row_block) == (reason, None)

@@ -15,6 +15,7 @@ from lookahead.decode_state import DecodeState
 from lookahead.detokenizer import ByteRule, Decoding, IncrementalDetokenizer
 from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.engine import Engine
+from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
 from lookahead.layout import RowTree
 from lookahead.models.checkpoint_config import parse_model_config
@@ -123,6 +124,21 @@ class ScriptedModel:
                 path = tuple(int(token) for token in keys[sequence, seen].tolist())
                 hidden[sequence, row, 0] = self.script(path)
         return hidden
+
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`forward`, the logits at these rows, and the largest of each."""
+        hidden = self.forward(tokens, positions, layout, cache, lengths, live_rows)
+        logits = self.logits(hidden.flatten(0, 1)[rows])
+        return logits, *largest_logit(logits)
 
     def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
         """Nothing depends on how many rows run."""

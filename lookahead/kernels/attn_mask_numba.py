@@ -106,7 +106,7 @@ def near_dtype(dtype: torch.dtype) -> torch.dtype:
 @kernel
 def attend_part(
     q, sums, tops, weights, head_dim, stride, group, scale, keys, values, length, row_start, depths,
-    first, table, begin, end, scratch, near_tag, wide_tag,
+    first, table, begin, end, scratch, near_tag, wide_tag, ahead, ahead_end,
 ):  # fmt: skip
     """Rows begin..end-1 of one sequence and one key/value head; a row here is one query head of a
     step's row: number `r * group + member`.
@@ -120,6 +120,10 @@ def attend_part(
         depths, first, table: of the live rows, as in `Paths`.
         scratch: address of `scratch_size` wide numbers, all of them finite as `near_tag` too.
         near_tag: of `near_dtype`.
+        ahead, ahead_end: addresses from and to which memory is asked for meanwhile.
+
+    Returns:
+        The next `ahead`.
     """
     block_keys = pointer(scratch, near_tag)  # [head_dim / width, BLOCK, width]
     block_values = block_keys + BLOCK * head_dim  # [BLOCK / width, stride, width]
@@ -139,9 +143,9 @@ def attend_part(
     for start in range(0, whole, BLOCK):
         _load_keys(keys + start * head_dim, BLOCK, head_dim, block_keys)
         _load_values(values + start * head_dim, BLOCK, head_dim, block_values, stride)
-        _fold(
+        ahead = _fold(
             q, sums, tops, weights, begin, end, depths, length - start, group, head_dim, stride, scale,
-            block_keys, block_values, shares, scores, none,
+            block_keys, block_values, shares, scores, none, ahead, ahead_end,
         )  # fmt: skip
     deepest = 0
     for depth in depths:
@@ -160,10 +164,11 @@ def attend_part(
                 at = (row_start + table[path, position - length]) * head_dim
                 _load_key(keys + at, position - start, 0, head_dim, block_keys)
                 _load_value(values + at, position - start, 0, head_dim, block_values, stride)
-            _fold(
+            ahead = _fold(
                 q, sums, tops, weights, low, high, depths, length - start, group, head_dim, stride,
-                scale, block_keys, block_values, shares, scores, none,
+                scale, block_keys, block_values, shares, scores, none, ahead, ahead_end,
             )  # fmt: skip
+    return ahead
 
 
 @kernel
@@ -224,10 +229,10 @@ def _load_values(values, count, head_dim, block_values, stride):
 @kernel
 def _fold(
     q, sums, tops, weights, begin, end, depths, offset, group, head_dim, stride, scale, block_keys,
-    block_values, shares, scores, none,
+    block_values, shares, scores, none, ahead, ahead_end,
 ):  # fmt: skip
     """Fold a block into rows begin..end-1; the committed length is `offset` behind the block's start. A
-    row whose position is before the block is left as it is."""
+    row whose position is before the block is left as it is. Returns the next `ahead`."""
     width = width_of(block_keys)
     row = begin
     while row < end:
@@ -236,9 +241,9 @@ def _fold(
             continue
         count = min(end - row, TILE_ROWS)
         row_sums = sums + row * stride
-        multiply_near(
+        ahead = multiply_near(
             q + row * stride, stride, count, block_keys, BLOCK * width, LANES * width, BLOCK // LANES,
-            head_dim // width, none, 0, scores, BLOCK,
+            head_dim // width, none, 0, scores, BLOCK, ahead, ahead_end,
         )  # fmt: skip
         for i in range(count):
             visible = min(depths[(row + i) // group] + offset + 1, BLOCK)
@@ -246,11 +251,12 @@ def _fold(
                 scores + i * BLOCK, scale, visible, shares + i * BLOCK, row_sums + i * stride, stride,
                 tops + (row + i), weights + (row + i),
             )  # fmt: skip
-        multiply_near(
+        ahead = multiply_near(
             shares, BLOCK, count, block_values, stride * width, LANES * width, stride // LANES,
-            BLOCK // width, row_sums, stride, row_sums, stride,
+            BLOCK // width, row_sums, stride, row_sums, stride, ahead, ahead_end,
         )  # fmt: skip
         row += count
+    return ahead
 
 
 @kernel
@@ -308,7 +314,7 @@ def _attend(
                 pointer(q, tag) + place * num_rows * group * stride, sums_at, tops_at, weights_at,
                 head_dim, stride, group, scale, pointer(keys, tag) + cached,
                 pointer(values, tag) + cached, lengths[sequence], row_start, depths[:count], first,
-                paths.table, 0, count * group, scratch, near_tag, wide_tag,
+                paths.table, 0, count * group, scratch, near_tag, wide_tag, 0, 0,
             )  # fmt: skip
             for row in range(count * group):
                 at = (sequence * num_rows + rows[row // group]) * num_kv_heads + head

@@ -20,7 +20,7 @@ from lookahead.kernels.team import meet, share, team_of
 
 @kernel
 def largest_of_row(row, size):
-    """The first place of the largest of `size` numbers; whether it is finite and all are numbers."""
+    """The first place of the largest of `size` numbers, that number, and whether all are numbers."""
     lowest = same(zeros(row), -np.inf)
     best, spoiled = lowest, zeros(row)
     whole = size // LANES * LANES
@@ -37,14 +37,16 @@ def largest_of_row(row, size):
     place = 0
     while place < size - 1 and load_one(row + place) != most:
         place += 1
-    return place, is_number and most - most == 0
+    return place, most, is_number
 
 
 @entry
 def _largest(thread, num_threads, counter, arrivals, tag, logits, stride, size, tokens, finite):
     begin, end = share(len(tokens), thread, num_threads)
     for row in range(begin, end):
-        tokens[row], finite[row] = largest_of_row(pointer(logits, tag) + row * stride, size)
+        start = pointer(logits, tag) + row * stride
+        tokens[row], most, is_number = largest_of_row(start, size)
+        finite[row] = is_number and most - most == 0
     meet(counter, arrivals, num_threads)
 
 

@@ -58,21 +58,28 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
 
 
 @kernel
+def share_of_vectors(num_vectors, thread, num_threads):
+    """The vectors of features that are this thread's: the first and the one behind the last."""
+    first, last = share(-(-num_vectors // TILE_VECTORS), thread, num_threads)
+    return first * TILE_VECTORS, min(last * TILE_VECTORS, num_vectors)
+
+
+@kernel
 def multiply_share(
     thread, num_threads, tag, wide_tag, x, x_stride, num_rows, weight, bias, num_vectors, num_links,
-    width, y, y_stride,
+    width, y, y_stride, following,
 ):  # fmt: skip
-    """This thread's features of a product; tensors are given by address."""
-    first, last = share(-(-num_vectors // TILE_VECTORS), thread, num_threads)
-    first, last = first * TILE_VECTORS, min(last * TILE_VECTORS, num_vectors)
-    if first == last or num_rows == 0:
+    """This thread's features of a product; tensors are given by address. `following` is that of the
+    weights which this thread needs next."""
+    first, last = share_of_vectors(num_vectors, thread, num_threads)
+    if first >= last or num_rows == 0:
         return
     w_step = LANES * width
     w_stride = num_links * w_step
     multiply(
         pointer(x, tag), x_stride, num_rows, pointer(weight, tag) + first * w_stride, w_step,
         w_stride, last - first, num_links, pointer(bias, wide_tag) + first * LANES, 0,
-        pointer(y, tag) + first * LANES, y_stride,
+        pointer(y, tag) + first * LANES, y_stride, pointer(following, tag),
     )  # fmt: skip
 
 
@@ -92,5 +99,5 @@ def product(team: Team, x: torch.Tensor, packed: Packed, y: torch.Tensor) -> Non
     team.run(
         _product, TAGS[dtype], TAGS[wide_dtype(dtype)], x.data_ptr(), x.stride(0), x.shape[0],
         packed.weight.data_ptr(), packed.bias.data_ptr(), packed.num_vectors, packed.num_links,
-        link_width(dtype), y.data_ptr(), y.stride(0),
+        link_width(dtype), y.data_ptr(), y.stride(0), packed.weight.data_ptr(),
     )  # fmt: skip

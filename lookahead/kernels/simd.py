@@ -26,6 +26,7 @@ from lookahead.kernels.simd_types import (
     PointerType,
     VectorType,
     broadcast,
+    emit_ask,
     emit_call,
     emit_fma,
     emit_load,
@@ -53,6 +54,17 @@ def _advance(_context, start, count):
         return builder.add(arguments[0], offset)
 
     return start(start, types.int64), emit
+
+
+@intrinsic
+def ask(_context, address):
+    """Ask for the line of memory at an address, to be in the cache when it is needed."""
+
+    def emit(context, builder, signature, arguments):
+        emit_ask(builder, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @intrinsic

@@ -21,6 +21,7 @@ from numba.extending import (
 )
 
 LANES = 16
+LINE = 64  # bytes that come from memory together
 IS_X86 = binding.get_process_triple().startswith(("x86_64", "i686"))
 
 I16, I32, I64 = (ir.IntType(bits) for bits in (16, 32, 64))
@@ -207,6 +208,17 @@ def emit_store(builder: Any, address: Any, kind: PointerType, vector: Any) -> No
         vector = builder.fptrunc(vector, ir.VectorType(element.stored, count))
     stored = builder.store(vector, pointer_to(builder, address, vector.type))
     stored.align = element.size
+
+
+def emit_ask(builder: Any, address: Any) -> None:
+    """LLVM code that asks for a line of memory, to be in the second-level cache when it is needed."""
+    kinds = [ir.PointerType(ir.IntType(8)), I32, I32, I32]
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
+    )
+    to_read, second_level, data = 0, 2, 1
+    hints = [number(I32, hint) for hint in (to_read, second_level, data)]
+    builder.call(function, [pointer_to(builder, address, ir.IntType(8)), *hints])
 
 
 def emit_fma(builder: Any, first: Any, second: Any, third: Any) -> Any:

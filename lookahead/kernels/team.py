@@ -17,7 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lookahead.kernels.simd_types import IS_X86, kernel
+from lookahead.kernels.simd import ask
+from lookahead.kernels.simd_types import IS_X86, LINE, kernel
 
 _PATIENCE = 2000  # looks at the counter before the processor is offered to others
 
@@ -91,6 +92,28 @@ def meet(counter, arrivals, num_threads):
         else:
             _yield_processor()
     return arrivals
+
+
+@kernel
+def meet_and_ask(counter, arrivals, num_threads, ahead, end):
+    """`meet`; lines of memory from address `ahead` to `end` are asked for while waiting.
+
+    Returns:
+        `arrivals` for the next time, and the next `ahead`.
+    """
+    arrivals += num_threads
+    _arrive(counter)
+    looks = 0
+    while _look(counter) < arrivals:
+        if ahead < end:
+            ask(ahead)
+            ahead += LINE
+        looks += 1
+        if looks < _PATIENCE:
+            _pause()
+        else:
+            _yield_processor()
+    return arrivals, ahead
 
 
 @kernel

@@ -17,8 +17,10 @@ from numba.extending import intrinsic
 from lookahead.kernels.simd_types import (
     IS_X86,
     LANES,
+    LINE,
     PointerType,
     broadcast,
+    emit_ask,
     emit_fma,
     emit_load,
     emit_store,
@@ -48,7 +50,6 @@ TILE_ROWS, TILE_VECTORS = (6, 4) if "avx512f" in _target_features() else (2, 2)
 
 # Links of a chain: short ones lose less to rounding, long ones leave their registers more seldom.
 CHAIN = 128
-LINE = 64  # bytes that come from memory together
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -82,6 +83,26 @@ def width_of(_context, w):
         return number(_I64, width)
 
     return types.int64(w), emit
+
+
+@intrinsic
+def size_of(_context, w):
+    """Bytes of one number where `w` points."""
+
+    def emit(context, builder, signature, arguments):
+        return number(_I64, w.element.size)
+
+    return types.int64(w), emit
+
+
+@intrinsic
+def like(_context, address, w):
+    """The pointer to numbers as `w` points to, at an address."""
+
+    def emit(context, builder, signature, arguments):
+        return arguments[0]
+
+    return w(types.int64, w), emit
 
 
 def _tiles(num_vectors: int, num_lines: int) -> Callable:
@@ -169,7 +190,7 @@ def _emit_tile(
     w_offset = builder.mul(builder.mul(link, w_by), number(_I64, w.element.size))
     ahead = address(ahead_at, link, ahead_by, w.element.size)
     for line in range(num_lines):
-        _prefetch(builder, builder.add(ahead, number(_I64, LINE * line)))
+        emit_ask(builder, builder.add(ahead, number(_I64, LINE * line)))
     weights = [builder.add(vector, w_offset) for vector in w_vectors]
     added = _add_link(builder, x, x_rows, w, weights, link, sums)
     following = builder.add(link, number(_I64, 1))
@@ -190,17 +211,6 @@ def _emit_tile(
         offset = number(_I64, LANES * vector * y.element.size)
         target = builder.add(address(y_at, rows[row], y_by, y.element.size), offset)
         emit_store(builder, target, y, value)
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    """Ask for a line of weights that is needed soon."""
-    kinds = [ir.PointerType(ir.IntType(8)), _I32, _I32, _I32]
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
-    )
-    to_read, second_level, data = 0, 2, 1
-    hints = [number(_I32, hint) for hint in (to_read, second_level, data)]
-    builder.call(function, [pointer_to(builder, address, ir.IntType(8)), *hints])
 
 
 def _phi(builder: Any, value: Any, block: Any) -> Any:
@@ -262,19 +272,21 @@ _tiles_of_one_pass = _tiles(TILE_VECTORS, 4)
 _tiles_of_few_passes = _tiles(TILE_VECTORS, 2)
 _tiles_of_many_passes = _tiles(TILE_VECTORS, 1)
 _narrow_tiles = _tiles(1, 1)
-_near_tiles = _tiles(TILE_VECTORS, 0)
-_narrow_near_tiles = _tiles(1, 0)
+_near_tiles = _tiles(TILE_VECTORS, 1)
+_narrow_near_tiles = _tiles(1, 1)
 
 
 @kernel
 def multiply(
-    x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride
-):
+    x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride,
+    following,
+):  # fmt: skip
     """y[r, f] = init[r, f] + sum over k of x[r, k] * w[k, f], rounded once, f < LANES * num_vectors.
 
     All but counts are pointers and strides in numbers: rows of x, init and y are `*_stride` apart; the
     vectors of w for the next inner index (or pair of them) are `w_step` on, those of the next LANES
-    features `w_stride`. `count` is the number of links of a chain, at least 1.
+    features `w_stride`. `count` is the number of links of a chain, at least 1. From `following` on lie
+    the weights that are needed next; as many of them as one group of vectors are asked for.
     """
     passes = -(-num_rows // TILE_ROWS)
     step = TILE_VECTORS * w_step // passes
@@ -282,7 +294,7 @@ def multiply(
     while vector < num_vectors:
         width = TILE_VECTORS if num_vectors - vector >= TILE_VECTORS else 1
         weights = w + vector * w_stride
-        ahead = weights + width * w_stride
+        ahead = weights + width * w_stride if vector + width < num_vectors else following
         row = 0
         for number_of_pass in range(passes):
             behind = num_rows * (number_of_pass + 1) // passes
@@ -317,21 +329,28 @@ def multiply(
 
 @kernel
 def multiply_near(
-    x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride
-):
-    """`multiply` for at most TILE_ROWS rows and a `w` that is in the cache already."""
+    x, x_stride, num_rows, w, w_step, w_stride, num_vectors, count, init, init_stride, y, y_stride,
+    ahead, end,
+):  # fmt: skip
+    """`multiply` for at most TILE_ROWS rows and a `w` that is in the cache already. Meanwhile lines of
+    memory from address `ahead` to `end` are asked for, one a link; returns the next `ahead`."""
     vector = 0
     while vector < num_vectors:
         at, start, out = w + vector * w_stride, init + vector * LANES, y + vector * LANES
+        asked, step = at, 0
+        if ahead + count * LINE <= end:
+            asked, step = like(ahead, w), LINE // size_of(w)
+            ahead += count * LINE
         if num_vectors - vector >= TILE_VECTORS:
             _near_tiles(
-                num_rows, x, x_stride, at, w_step, w_stride, at, 0, count, start, init_stride, out,
-                y_stride,
+                num_rows, x, x_stride, at, w_step, w_stride, asked, step, count, start, init_stride,
+                out, y_stride,
             )  # fmt: skip
             vector += TILE_VECTORS
         else:
             _narrow_near_tiles(
-                num_rows, x, x_stride, at, w_step, w_stride, at, 0, count, start, init_stride, out,
-                y_stride,
+                num_rows, x, x_stride, at, w_step, w_stride, asked, step, count, start, init_stride,
+                out, y_stride,
             )  # fmt: skip
             vector += 1
+    return ahead

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask import attend
 from lookahead.kernels.attn_trial import keeps_bits
+from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kernels.rms_norm import add_rms_norm, rms_norm
 from lookahead.kernels.rope_write import rope_write
 from lookahead.kernels.row_blocks import GPU_BLOCKS
@@ -136,6 +137,21 @@ class OpsForward:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Llama.logits`."""
         return self._head(hidden)
+
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Llama.choose`."""
+        hidden = self.forward(tokens, positions, layout, cache, lengths, live_rows)
+        logits = self.logits(hidden.flatten(0, 1).index_select(0, rows))
+        return logits, *largest_logit(logits, self._implementation)
 
     def _attention(
         self,

@@ -37,6 +37,17 @@ class Forward(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
 
 class Llama:
     """A loaded model that can run rows at positions 0..num_positions-1.
@@ -108,6 +119,28 @@ class Llama:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden] -> [..., vocab] of the model's dtype."""
         return self._forward.logits(hidden)
+
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`forward`, and at some of the rows the token of the largest logit, the lowest id on a tie.
+
+        Args:
+            rows: [n] int64, numbers sequence * T + row; on a CPU live ones.
+
+        Returns:
+            logits [n, vocab], tokens [n] int64, and finite [n] bool, whether the largest logit is a
+            finite number (it is not if any logit is NaN).
+        """
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        return self._forward.choose(*given, rows)
 
 
 def _choose(

@@ -3,7 +3,7 @@
 Knows weights, buffers and threads; what is computed is the compiled function's business.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Lock
 
 import numpy as np
@@ -13,13 +13,20 @@ import torch.nn.functional as F
 from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
 from lookahead.kernels.checks import wide_dtype
-from lookahead.kernels.largest_logit_numba import largest_logit_numba
 from lookahead.kernels.product_numba import Packed, filled_up, link_width, pack, product
 from lookahead.kernels.simd_types import LANES, TAGS, whole_numbers
 from lookahead.kernels.team import team_of
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout, RowTree
-from lookahead.models.forward_numba import Buffers, CachePlace, Places, Sizes, run_forward
+from lookahead.models.forward_numba import (
+    Buffers,
+    CachePlace,
+    Choices,
+    Head,
+    Places,
+    Sizes,
+    run_forward,
+)
 from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
 
 
@@ -49,6 +56,10 @@ class NumbaForward:
         is_tied = weights.head is weights.embedding
         embedding = self._head.weight if is_tied else weights.embedding
         self._embedding = self._keep(embedding)
+        self._head_at = Head(
+            self._head.weight.data_ptr(), self._head.bias.data_ptr(), self._head.num_vectors,
+            self._head.out_size,
+        )  # fmt: skip
         self._first_norm = self._keep(self._wide_norm(weights.layers[0].input_norm))
         layers = []
         while weights.layers:
@@ -73,6 +84,7 @@ class NumbaForward:
             gate_up_stride=filled_up(2 * config.intermediate_size) + LANES,
             activated_stride=filled_up(config.intermediate_size),
             width=width,
+            number_bytes=self._dtype.itemsize,
             scratch_bytes=scratch_size(config.head_dim) * self._wide.itemsize,
             vocab_vectors_stride=links * LANES * width if is_tied else 0,
             eps=config.rms_norm_eps,
@@ -104,11 +116,10 @@ class NumbaForward:
         ) -> torch.Tensor:
             positions = length + torch.tensor(tree.depths)
             given = (tokens[None], positions[None], tree, cache, zero + length, one * len(tokens))
-            return self._logits(self._run(*given, num_threads=1), num_threads=1)[0]
+            return self._choose(*given, torch.arange(len(tokens)), num_threads=1)[0]
 
         tokens = torch.arange(num_rows) % config.vocab_size
         together = logits(tokens, layout, new_cache(), 0)
-        largest_logit_numba(together, num_threads=1)
         for path in layout.candidate_paths:
             cache = new_cache()
             for depth, row in enumerate(path):
@@ -129,11 +140,65 @@ class NumbaForward:
     ) -> torch.Tensor:
         """See `Llama.forward`."""
         num_threads = torch.get_num_threads()
-        return self._run(tokens, positions, layout, cache, lengths, live_rows, num_threads)
+        out = torch.empty((*tokens.shape, self._sizes.hidden_stride), dtype=self._dtype)
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        self._run(*given, num_threads, out.data_ptr(), self._choices([], num_threads))
+        return out[..., : self._sizes.hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Llama.logits`."""
         return self._logits(hidden, torch.get_num_threads())
+
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Llama.choose`; the rows must be live."""
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        return self._choose(*given, rows, torch.get_num_threads())
+
+    def _choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+        num_threads: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        batch, num_rows = tokens.shape
+        wanted = whole_numbers(rows)
+        _check_numbers("rows", wanted, batch * num_rows)
+        if (wanted % num_rows >= whole_numbers(live_rows)[wanted // num_rows]).any():
+            raise ValueError(f"rows: expected live rows, got {wanted.tolist()!s:.200}")
+        logits = torch.empty((len(wanted), self._head.num_vectors * LANES), dtype=self._dtype)
+        choices = self._choices(wanted, num_threads, logits.data_ptr())
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        self._run(*given, num_threads, 0, choices)
+        return (
+            logits[:, : self._head.out_size],
+            torch.from_numpy(choices.tokens),
+            torch.from_numpy(choices.finite),
+        )
+
+    def _choices(
+        self, rows: Sequence[int] | np.ndarray, num_threads: int, logits: int = 0
+    ) -> Choices:
+        """Room for what becomes of these rows."""
+        wanted = np.asarray(rows, dtype=np.int64)
+        shares = (num_threads, len(wanted))
+        return Choices(
+            wanted, logits, np.empty(len(wanted), dtype=np.int64), np.empty(len(wanted), dtype=bool),
+            np.empty(shares, dtype=np.int64), np.empty(shares), np.empty(shares, dtype=bool),
+        )  # fmt: skip
 
     def _run(
         self,
@@ -144,7 +209,10 @@ class NumbaForward:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         num_threads: int,
-    ) -> torch.Tensor:
+        out: int,
+        choices: Choices,
+    ) -> None:
+        """`out` is the address that hidden states go to, 0 for none."""
         batch, num_rows = tokens.shape
         row_tokens, row_positions = whole_numbers(tokens), whole_numbers(positions)
         _check_numbers("tokens", row_tokens, self._vocab_size)
@@ -160,16 +228,15 @@ class NumbaForward:
             np.empty((batch, len(paths.first)), dtype=np.int64),
         )
         where = CachePlace(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
-        out = torch.empty((batch, num_rows, self._sizes.hidden_stride), dtype=self._dtype)
         with self._lock:
-            self._make_room(batch * num_rows, num_threads)
+            self._make_room(max(batch * num_rows, len(choices.rows)), num_threads)
             team_of(num_threads).run(
                 run_forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
                 self._sizes, self._buffers, self._embedding, self._first_norm, self._layers,
                 self._cos.data_ptr(), self._sin.data_ptr(), where, row_tokens, row_positions,
-                whole_numbers(lengths), whole_numbers(live_rows), paths, places, out.data_ptr(),
+                whole_numbers(lengths), whole_numbers(live_rows), paths, places, out, self._head_at,
+                choices,
             )  # fmt: skip
-        return out[..., : self._sizes.hidden]
 
     def _logits(self, hidden: torch.Tensor, num_threads: int) -> torch.Tensor:
         rows = hidden.reshape(-1, self._head.in_size)
