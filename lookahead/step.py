@@ -70,11 +70,24 @@ class StepRecord:
 
 
 class Step:
-    """The decoding step for one (W, N, G) over a model's buffers."""
+    """The decoding step for one (W, N, G) over a model's buffers.
+
+    Attributes:
+        fixed_shape: whether every step has rows for G candidates, so that its sequence of operations
+            depends on no data and the host need not look at any. Otherwise, where the host can look at
+            no cost, rows that hold no candidate are left out.
+    """
 
     def __init__(
-        self, model: Llama, kv_cache: KVCache, state: DecodeState, config: LookaheadConfig
+        self,
+        model: Llama,
+        kv_cache: KVCache,
+        state: DecodeState,
+        config: LookaheadConfig,
+        fixed_shape: bool | None = None,
     ) -> None:
+        """`fixed_shape` is by default what is faster: False on a CPU, True elsewhere."""
+        self.fixed_shape = model.device.type != "cpu" if fixed_shape is None else fixed_shape
         self.model = model
         self.kv_cache = kv_cache
         self.state = state
@@ -90,7 +103,8 @@ class Step:
                 LookaheadLayout(config.window, config.ngram, guesses), device
             )
         )
-        sizes = [LookaheadLayout(config.window, config.ngram, n) for n in self._guess_counts()]
+        # All of them now: a step that is captured or timed makes none.
+        sizes = [self._numbers(guesses).layout for guesses in self._guess_counts()]
         model.prepare(
             [batch_size * layout.num_rows for layout in sizes],
             [batch_size * len(layout.logit_rows) for layout in sizes],
@@ -148,12 +162,11 @@ class Step:
     def _guess_counts(self) -> range:
         """All that `_guesses_to_run` may say."""
         most = self.config.guesses
-        return range(most + 1) if self.model.device.type == "cpu" else range(most, most + 1)
+        return range(most, most + 1) if self.fixed_shape else range(most + 1)
 
     def _guesses_to_run(self, live: torch.Tensor) -> int:
-        """Candidates a step has rows for. On a CPU, where the host can look at no cost, rows that hold
-        no candidate are left out; elsewhere the shape does not depend on data."""
-        return int(live.max()) if live.device.type == "cpu" else self.config.guesses
+        """Candidates a step has rows for."""
+        return self.config.guesses if self.fixed_shape else int(live.max())
 
     def _fill(
         self, layout: LookaheadLayout, current: torch.Tensor, candidates: torch.Tensor
