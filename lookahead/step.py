@@ -26,7 +26,7 @@ from lookahead.verify import Verdict
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
 BOOKKEEPING = {
     "torch": "lookahead.step_ref",
-    "triton": "lookahead.step_ref",
+    "triton": "lookahead.step_triton",
     "numba": "lookahead.step_numba",
 }
 
