@@ -63,7 +63,7 @@ class Request:
         if self.table:
             layout = RowTree(layout.parents)
         heads = (self.num_q_heads, self.head_dim, self.num_kv_heads)
-        shape = Shape(1, layout.num_rows, *heads, capacity=4224, row_start=4096)
+        shape = Shape(1, layout.num_rows, *heads, capacity=4224, row_start=4096, longest=4096)
         return plan(shape, layout, self.table, self.chosen_tile)
 
     @property

@@ -46,7 +46,7 @@ part() {
     echo "== $name: exit code $code" | tee -a "$log"
 }
 
-part tests 170 "$python" -m pytest -m gpu tests/kernels/test_gpu.py -rs --continue-on-collection-errors \
+part tests 170 "$python" -m pytest -m gpu tests/kernels/test_gpu.py tests/kernels/test_gpu_step.py -rs --continue-on-collection-errors \
     --junitxml "$out/tests.xml" -p no:cacheprovider
 part attn_mask 170 "$python" bench/attn_mask.py --quick --seconds 120 --json-out "$out/attn_mask.json"
 if [ -n "$checkpoint" ]; then

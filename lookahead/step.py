@@ -125,9 +125,16 @@ class Step:
 
     @torch.inference_mode()
     def run(
-        self, trace: Callable[[StepRecord], None] | None = None, keep_logits: bool = False
+        self,
+        trace: Callable[[StepRecord], None] | None = None,
+        keep_logits: bool = False,
+        longest: int | None = None,
     ) -> StepOutput:
-        """Run one step of every unfinished sequence; `trace` is given each one's record."""
+        """Run one step of every unfinished sequence; `trace` is given each one's record.
+
+        `longest` is what no committed length is above; it bounds the work and changes no bit.
+        """
+        kv_cache = self.kv_cache if longest is None else self.kv_cache.up_to(longest)
         state = self.state
         current = state.current
         candidates, origins, live = self.pool.look_up(current)
@@ -138,9 +145,7 @@ class Step:
         positions = state.lengths.unsqueeze(1) + numbers.depths
         live_rows = layout.num_window_rows + live * layout.levels
         live_rows = live_rows.masked_fill(state.finished, 0)
-        hidden = self.model.forward(
-            tokens, positions, layout, self.kv_cache, state.lengths, live_rows
-        )
+        hidden = self.model.forward(tokens, positions, layout, kv_cache, state.lengths, live_rows)
         logits = self.model.logits(hidden.index_select(1, numbers.logit_rows))
         chosen, finite = largest_logit(logits, self.model.implementation)
         next_tokens = chosen.index_select(1, numbers.last_level_places)
@@ -158,6 +163,11 @@ class Step:
         self.kv_cache.commit(verdict.rows, counts, state.lengths)
         self._bookkeeping.learn(state, self.window, self.pool, judgement, next_tokens)
         return output
+
+    @property
+    def path_rows(self) -> int:
+        """D, the most tokens that a step emits for a sequence."""
+        return self._numbers(self.config.guesses).paths.shape[1]
 
     def _guess_counts(self) -> range:
         """All that `_guesses_to_run` may say."""

@@ -48,6 +48,7 @@ ROWS = [
     "step_ref",
     "step_numba step_triton",
     "step",
+    "step_graph",
     "tune",
     "results stops",
     "stream",
