@@ -83,5 +83,5 @@ def commit_rows_triton(
         HEAD_DIM=head_dim,
         BLOCK_R=BLOCK_ROWS,
         BLOCK_D=triton.next_power_of_2(head_dim),
-        num_warps=1,
+        num_warps=4,  # one would spill on wide heads
     )

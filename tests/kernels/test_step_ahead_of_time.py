@@ -44,6 +44,12 @@ def test_nothing_spills(builds):
     assert [build for build in builds if build["spills"]] == []
 
 
-def test_one_warp_is_enough(builds):
-    """A barrier within one warp costs next to nothing."""
-    assert {build["warps"] for build in builds} == {1}
+def test_where_a_barrier_stands_there_is_one_warp(builds):
+    """It costs next to nothing there; commits have none, and move more."""
+    warps = {build["kernel"]: build["warps"] for build in builds}
+    assert warps == {
+        "judge_sequences": 1,
+        "insert_ngrams": 1,
+        "advance_sequences": 1,
+        "copy_rows": 4,
+    }
