@@ -63,7 +63,7 @@ class Request:
         if self.table:
             layout = RowTree(layout.parents)
         heads = (self.num_q_heads, self.head_dim, self.num_kv_heads)
-        shape = Shape(1, layout.num_rows, *heads, capacity=4224, row_start=4096)
+        shape = Shape(1, layout.num_rows, *heads, capacity=4224, row_start=4096, longest=4096)
         return plan(shape, layout, self.table, self.chosen_tile)
 
     @property
@@ -139,13 +139,16 @@ def pointer_types(element: str, use_table: bool) -> dict[str, str]:
     return types | dict.fromkeys(tables, "i32" if use_table else "")
 
 
+def target_of(architecture: str) -> GPUTarget:
+    """What Triton compiles for."""
+    if architecture.startswith("gfx"):
+        return GPUTarget("hip", architecture, 64)
+    return GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+
+
 def build(request: Request) -> Any:
     """Triton's compiled kernel."""
-    architecture, the_plan = request.architecture, request.plan
-    if architecture.startswith("gfx"):
-        target = GPUTarget("hip", architecture, 64)
-    else:
-        target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
+    the_plan = request.plan
     constants = the_plan.merge_constants if request.merge else the_plan.constants
     signature, constexprs, attributes = specialisation(
         request.kernel, request.numbers, constants, pointer_types(request.element, request.table)
@@ -154,7 +157,9 @@ def build(request: Request) -> Any:
         fn=request.kernel, signature=signature, constexprs=constexprs, attrs=attributes
     )
     return triton.compile(
-        source, target=target, options={} if request.merge else dict(the_plan.options)
+        source,
+        target=target_of(request.architecture),
+        options={} if request.merge else dict(the_plan.options),
     )
 
 

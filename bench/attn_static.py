@@ -110,7 +110,7 @@ def launches(builds: Sequence[dict[str, Any]]) -> Iterator[Launch]:
                     case = Case(heads, shape, length, dtype=DTYPE)
                     rows = case.layout.num_rows
                     sizes = (heads.num_q_heads, heads.head_dim, heads.num_kv_heads)
-                    the_shape = Shape(1, rows, *sizes, length + rows, length)
+                    the_shape = Shape(1, rows, *sizes, length + rows, length, length)
                     the_plan = plan(the_shape, case.layout, False, Tile(**built["tile"]))
                     programs = the_plan.grid[0] * the_plan.grid[1]
                     partials = the_plan.num_slots * rows * heads.num_q_heads

@@ -109,7 +109,7 @@ def _time_case(
     inputs = make_inputs(case, timer.device)
     expected = expect(inputs)
     tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.lengths)
-    counts = (inputs.row_start, inputs.live_rows)
+    counts = (inputs.row_start, inputs.live_rows, inputs.row_start)
     calls, reasons = {}, {}
     for tile in tiles:
         try:

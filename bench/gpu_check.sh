@@ -52,7 +52,7 @@ replay() {
         --limit 2 --repeats 1 --json-out "$out/replay_$1.json"
 }
 
-part tests 140 "$python" -m pytest -m gpu tests/kernels/test_gpu.py -rs --continue-on-collection-errors \
+part tests 140 "$python" -m pytest -m gpu tests/kernels/test_gpu.py tests/kernels/test_gpu_step.py -rs --continue-on-collection-errors \
     --junitxml "$out/tests.xml" -p no:cacheprovider
 part attn_mask 140 "$python" bench/attn_mask.py --quick --seconds 95 --json-out "$out/attn_mask.json"
 replay 7b 70 llama-2-7b

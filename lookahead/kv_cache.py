@@ -16,18 +16,32 @@ class KVCache:
     Attributes:
         data: [layers, 2, B, num_kv_heads, max_length + scratch rows, head_dim].
         max_length: positions that can be committed; scratch rows follow from this index on.
+        longest: what no committed length is above; bounds the work of a step, see `attend`.
     """
 
-    def __init__(self, data: torch.Tensor, max_length: int, implementation: str = "torch") -> None:
-        """`implementation` names that of `commit_rows`."""
+    def __init__(
+        self,
+        data: torch.Tensor,
+        max_length: int,
+        implementation: str = "torch",
+        longest: int | None = None,
+    ) -> None:
+        """`implementation` names that of `commit_rows`; `longest` is by default `max_length`."""
         self.data = data
         self.max_length = max_length
+        self.longest = max_length if longest is None else longest
+        if not 0 <= self.longest <= max_length:
+            raise ValueError(f"longest: expected 0..{max_length}, got {longest}")
         self._implementation = implementation
 
     def sequence(self, index: int) -> "KVCache":
         """The cache of one sequence, B = 1, sharing this cache's memory."""
         one = self.data[:, :, index : index + 1]
         return KVCache(one, self.max_length, self._implementation)
+
+    def up_to(self, longest: int) -> "KVCache":
+        """This cache, sharing its memory, while no committed length is above `longest`."""
+        return KVCache(self.data, self.max_length, self._implementation, longest)
 
     @property
     def row_start(self) -> int:

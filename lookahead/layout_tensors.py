@@ -12,7 +12,6 @@ class LayoutTensors:
         layout: what these are the numbers of.
         depths: [T] int32, depth of each row.
         logit_rows: [K] int64, rows with logits.
-        logit_numbers: [K] int64, 0, 1, 2, ...
         logit_places: [T] int64, each row's place among those; 0 for the others.
         paths: [P, D] int64, rows of each candidate's path from row 0.
         last_level_places: [W] int64, places of the rows whose next tokens complete n-grams.
@@ -23,8 +22,7 @@ class LayoutTensors:
         self.depths = torch.tensor(layout.depths, dtype=torch.int32, device=device)
         self.logit_rows = torch.tensor(layout.logit_rows, device=device)
         self.paths = torch.tensor(layout.candidate_paths, device=device)
-        self.logit_numbers = torch.arange(len(layout.logit_rows), device=device)
         self.logit_places = torch.zeros(layout.num_rows, dtype=torch.int64, device=device)
-        self.logit_places[self.logit_rows] = self.logit_numbers
+        self.logit_places[self.logit_rows] = torch.arange(len(layout.logit_rows), device=device)
         last_level = torch.tensor(layout.last_level_rows, dtype=torch.int64, device=device)
         self.last_level_places = self.logit_places[last_level]

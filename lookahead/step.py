@@ -26,7 +26,7 @@ from lookahead.verify import Verdict
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
 BOOKKEEPING = {
     "torch": "lookahead.step_ref",
-    "triton": "lookahead.step_ref",
+    "triton": "lookahead.step_triton",
     "numba": "lookahead.step_numba",
 }
 
@@ -81,19 +81,32 @@ class StepRecord:
 
 
 class _ChosenRows(NamedTuple):
-    """`rows` [n] are the rows, of all sequences counted on, whose logits are computed; `places` [B * K]
-    which of these belongs to each row with logits, any for a dead one."""
+    """`rows` [n] are the rows, of all sequences counted on, whose logits are computed; `places` [B, K]
+    which of these belongs to each row with logits, any for a dead one; None where all are computed."""
 
     rows: torch.Tensor
-    places: torch.Tensor
+    places: torch.Tensor | None
 
 
 class Step:
-    """The decoding step for one (W, N, G) over a model's buffers."""
+    """The decoding step for one (W, N, G) over a model's buffers.
+
+    Attributes:
+        fixed_shape: whether every step has rows for G candidates, so that its sequence of operations
+            depends on no data and the host need not look at any. Otherwise, where the host can look at
+            no cost, rows that hold no candidate are left out.
+    """
 
     def __init__(
-        self, model: Llama, kv_cache: KVCache, state: DecodeState, config: LookaheadConfig
+        self,
+        model: Llama,
+        kv_cache: KVCache,
+        state: DecodeState,
+        config: LookaheadConfig,
+        fixed_shape: bool | None = None,
     ) -> None:
+        """`fixed_shape` is by default what is faster: False on a CPU, True elsewhere."""
+        self.fixed_shape = model.device.type != "cpu" if fixed_shape is None else fixed_shape
         self.model = model
         self.kv_cache = kv_cache
         self.state = state
@@ -106,7 +119,8 @@ class Step:
         self._bookkeeping = import_module(BOOKKEEPING[model.implementation])
         self._no_window = Window(batch_size, 0, config.ngram, device)
         self._numbers = cache(lambda shape: LayoutTensors(self._layout(shape), device))
-        sizes = [self._layout(self._full(guesses)) for guesses in self._guess_counts()]
+        # All of them now: a step that is captured or timed makes none.
+        sizes = [self._numbers(self._full(guesses)).layout for guesses in self._guess_counts()]
         model.prepare(
             [batch_size * layout.num_rows for layout in sizes],
             [batch_size * len(layout.logit_rows) for layout in sizes],
@@ -131,35 +145,47 @@ class Step:
         trace: Callable[[StepRecord], None] | None = None,
         keep_logits: bool = False,
         budget: RowBudget | None = None,
+        shape: StepShape | None = None,
+        longest: int | None = None,
     ) -> StepOutput:
-        """Run one step of every unfinished sequence; `trace` is given each one's record. `budget`
-        chooses its rows; without one they are all run."""
+        """Run one step of every unfinished sequence; `trace` is given each one's record.
+
+        `shape` tells which rows there are, or `budget` chooses them; without either they are all run.
+        `longest` is what no committed length is above; it bounds the work and changes no bit.
+        """
+        kv_cache = self.kv_cache if longest is None else self.kv_cache.up_to(longest)
         state = self.state
         current = state.current
         candidates, origins, found = self.pool.look_up(current)
         found = found.masked_fill(state.finished, 0)
-        shape = self._choose_shape(found, budget)
+        shape = shape or self._choose_shape(found, budget)
         numbers = self._numbers(shape)
         layout, window = numbers.layout, self.window if shape.window else self._no_window
-        live = found.clamp(max=shape.guesses)
+        live = found if shape.guesses == self.config.guesses else found.clamp(max=shape.guesses)
         tokens = self._fill(layout, current, candidates)
         positions = state.lengths.unsqueeze(1) + numbers.depths
         live_rows = layout.num_window_rows + live * layout.levels
         live_rows = live_rows.masked_fill(state.finished, 0)
         used = self._rows_to_choose_at(numbers, live_rows)
         logits, *chosen_and_finite = self.model.choose(
-            tokens, positions, layout, self.kv_cache, state.lengths, live_rows, used.rows
+            tokens, positions, layout, kv_cache, state.lengths, live_rows, used.rows
         )
         chosen, finite = (
-            each.index_select(0, used.places).view(len(live), -1) for each in chosen_and_finite
+            each.view(len(live), -1) if used.places is None else each[used.places]
+            for each in chosen_and_finite
         )
         next_tokens = chosen.index_select(1, numbers.last_level_places)
         judgement = self._bookkeeping.judge(state, numbers, tokens, chosen, finite, live)
         verdict, counts = judgement.verdict, judgement.counts
         kept_logits = None
         if keep_logits:
-            places = used.places.view(len(live), -1).gather(1, numbers.logit_places[verdict.rows])
-            kept_logits = logits[places]
+            places = numbers.logit_places[verdict.rows]
+            if used.places is None:
+                of_sequence = logits.view(len(live), -1, logits.shape[1])
+                index = places.unsqueeze(2).expand(-1, -1, logits.shape[1])
+                kept_logits = of_sequence.gather(1, index)
+            else:
+                kept_logits = logits[used.places.gather(1, places)]
         output = StepOutput(
             verdict.emitted, counts, judgement.finished, judgement.finite, kept_logits, candidates,
             origins, found, verdict.winner, live_rows,
@@ -170,22 +196,22 @@ class Step:
         self._bookkeeping.learn(state, window, self.pool, judgement, next_tokens)
         return output
 
+    @property
+    def path_rows(self) -> int:
+        """D, the most tokens that a step emits for a sequence."""
+        return self._numbers(self._full(self.config.guesses)).paths.shape[1]
+
     def _guess_counts(self) -> range:
         """Candidates that a step without a budget may have rows for."""
         most = self.config.guesses
-        return range(most + 1) if self.model.device.type == "cpu" else range(most, most + 1)
+        return range(most, most + 1) if self.fixed_shape else range(most + 1)
 
     def _full(self, guesses: int) -> StepShape:
         return StepShape(self.config.window > 0, guesses, self.config.ngram - 1)
 
     def _choose_shape(self, found: torch.Tensor, budget: RowBudget | None) -> StepShape:
-        """On a CPU, where the host can look at no cost, rows that hold no candidate are left out;
-        elsewhere the shape does not depend on what was found just now."""
-        config = self.config
-        if found.device.type != "cpu":
-            if budget is None:
-                return self._full(config.guesses)
-            return budget.choose([config.guesses] * len(found))
+        if self.fixed_shape:
+            return self._full(self.config.guesses)
         if budget is None:
             return self._full(int(found.max()))
         return budget.choose(found[~self.state.finished].tolist())
@@ -195,16 +221,16 @@ class Step:
         return LookaheadLayout(window, shape.depth + 1, shape.guesses)
 
     def _rows_to_choose_at(self, numbers: LayoutTensors, live_rows: torch.Tensor) -> "_ChosenRows":
-        """The rows with logits; on a CPU only those that are live."""
+        """The rows with logits; where the shape is not fixed only those that are live."""
         if len(live_rows) == 1:
-            return _ChosenRows(numbers.logit_rows, numbers.logit_numbers)
+            return _ChosenRows(numbers.logit_rows, None)
         sequences = torch.arange(len(live_rows), device=live_rows.device).unsqueeze(1)
         rows = (numbers.layout.num_rows * sequences + numbers.logit_rows).flatten()
-        if live_rows.device.type != "cpu":
-            places = len(numbers.logit_rows) * sequences + numbers.logit_numbers
-            return _ChosenRows(rows, places.flatten())
-        is_live = (numbers.logit_rows < live_rows.unsqueeze(1)).flatten()
-        return _ChosenRows(rows[is_live], (is_live.cumsum(0) - 1).clamp(min=0))
+        if self.fixed_shape:
+            return _ChosenRows(rows, None)
+        is_live = numbers.logit_rows < live_rows.unsqueeze(1)
+        places = is_live.flatten().cumsum(0).view(is_live.shape) - 1
+        return _ChosenRows(rows[is_live.flatten()], places.clamp(min=0))
 
     def _fill(
         self, layout: LookaheadLayout, current: torch.Tensor, candidates: torch.Tensor

@@ -3,6 +3,7 @@
 import math
 import random
 
+import pytest
 import torch
 
 from lookahead.kv_cache import KVCache
@@ -45,6 +46,17 @@ def test_accepted_rows_follow_the_committed_ones():
     assert keys.flatten().tolist() == [10, 11, 20, 20, 21, 22, 20, 21, 22, 23, 24]
     commit(cache, [[4, 3, 2]], [0], [0])
     assert keys.flatten().tolist() == [10, 11, 20, 20, 21, 22, 20, 21, 22, 23, 24]
+
+
+def test_a_bound_of_lengths_shares_the_memory():
+    cache = numbered(2, 6, 5)
+    assert cache.longest == 6
+    bounded = cache.up_to(4)
+    assert (bounded.longest, bounded.max_length, bounded.row_start) == (4, 6, 6)
+    assert bounded.data is cache.data
+    for longest in (7, -1):
+        with pytest.raises(ValueError, match=f"longest: expected 0..6, got {longest}"):
+            cache.up_to(longest)
 
 
 def test_random_commits_against_copying():

@@ -1,108 +1,13 @@
 """The compiled part of a step against the tensor operations that specify it, step by step."""
 
-import random
-
 import pytest
-import torch
-from tiny_models import ScriptedModel
-
-from lookahead.config import LookaheadConfig
-from lookahead.decode_state import DecodeState
-from lookahead.layout import LookaheadLayout
-from lookahead.prefill import prefill
-from lookahead.step import Step
-
-VOCAB_SIZE = 6
-MAX_LENGTH = 60
-EOS_IDS = (4, 5)
+from step_pairs import SHAPES, check_not_finite, check_pair
 
 
-def start(implementation, seed, config, prompts, limits):
-    """A step over a batch whose prompts are in the cache."""
-
-    def script(path):
-        """Repeats itself often, and ends seldom."""
-        following = (path[-1] * 3 + path[-2 % len(path)] + seed) % 4
-        return 4 if sum(path) % 37 == 0 else following
-
-    model = ScriptedModel(script, VOCAB_SIZE)
-    model.implementation = implementation
-    num_rows = LookaheadLayout.count_rows(config.window, config.ngram, config.guesses)
-    spare = max(128, num_rows)
-    cache = model.new_cache(len(prompts), MAX_LENGTH, spare)
-    state = DecodeState(len(prompts), MAX_LENGTH, spare, len(EOS_IDS), model.device)
-    step = Step(model, cache, state, config)
-    for sequence, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        prefill(model, cache.sequence(sequence), torch.tensor(prompt[:-1]))
-        step.start(sequence, prompt, limit, EOS_IDS)
-    return step
-
-
-def everything(step, sequences):
-    """All that a step leaves behind of these sequences; what stands behind a count has no meaning."""
-    state, pool, window = step.state, step.pool, step.window
-    found = []
-    for sequence in sequences:
-        length = int(state.lengths[sequence])
-        entries = [
-            (
-                pool.entries[sequence, key, :count].tolist(),
-                pool.origins[sequence, key, :count].tolist(),
-            )
-            for key in range(VOCAB_SIZE)
-            for count in [int(pool.counts[sequence, key])]
-        ]
-        found.append(
-            (
-                state.tokens[sequence, : length + 1].tolist(),
-                bool(state.finished[sequence]),
-                window.tokens[sequence].tolist(),
-                int(window.steps[sequence]),
-                entries,
-            )
-        )
-    return found
-
-
-def emitted(output):
-    """Ids of each sequence and what is told of them."""
-    ids = [row[:count] for row, count in zip(output.emitted.tolist(), output.counts, strict=True)]
-    return ids, output.finished.tolist(), output.finite.tolist()
-
-
-@pytest.mark.parametrize(
-    "shape", [(0, 2, 0), (5, 4, 5), (0, 5, 3), (3, 2, 2), (4, 3, 0), (1, 6, 1)]
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_both_do_the_same(shape):
-    draw = random.Random(sum(shape))
-    counts = set()
-    for seed in range(6):
-        config = LookaheadConfig(*shape, prompt_ngrams=seed % 2 == 0)
-        prompts = [[draw.randrange(4) for _ in range(draw.randint(1, 20))] for _ in range(3)]
-        limits = [min(len(prompt) + draw.randint(1, 40), MAX_LENGTH) for prompt in prompts]
-        steps = [start(name, seed, config, prompts, limits) for name in ("torch", "numba")]
-        traces: list[list] = [[], []]
-        while not all(steps[0].state.finished.tolist()):
-            running = [b for b, is_over in enumerate(steps[0].state.finished) if not is_over]
-            outputs = [
-                step.run(trace=records.append) for step, records in zip(steps, traces, strict=True)
-            ]
-            assert emitted(outputs[0]) == emitted(outputs[1])
-            assert everything(steps[0], running) == everything(steps[1], running)
-            counts.update(outputs[0].counts.tolist())
-        assert traces[0] == traces[1]
-        assert len(traces[0]) >= 3
-    assert max(counts) == (shape[1] if shape[2] else 1)
+    check_pair("numba", shape, range(6))
 
 
 def test_logits_that_are_not_finite_are_told_only_where_they_are_used():
-    """A sequence whose own row is spoiled, beside one that is not."""
-    steps = [
-        start(name, 1, LookaheadConfig(2, 3, 2), [[1, 2], [3, 1]], [9, 9])
-        for name in ("torch", "numba")
-    ]
-    found = []
-    for step in steps:
-        step.model.script = lambda path: float("inf") if path[0] == 1 else 2
-        found.append(step.run().finite.tolist())
-    assert found == [[False, True]] * 2
+    check_not_finite("numba")

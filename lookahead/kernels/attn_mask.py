@@ -32,6 +32,7 @@ def attend(
     *,
     row_start: int,
     live_rows: torch.Tensor,
+    longest: int | None = None,
     implementation: str = "torch",
 ) -> torch.Tensor:
     """Softmax attention, scaled by head_dim ** -0.5, of T step rows of each sequence.
@@ -47,11 +48,13 @@ def attend(
     Args:
         q: [B, T, num_q_heads, head_dim], float16, bfloat16, float32 or float64.
         k_cache, v_cache: [B, num_kv_heads, C, head_dim] of q's dtype.
-        lengths: [B] int, committed length of each sequence, at most `row_start`.
+        lengths: [B] int, committed length of each sequence, at most `longest`.
         layout: the tree of the T rows.
         row_start: index of row 0's key in the cache; row_start + T <= C.
         live_rows: [B] int; rows from this number on are dead: no live row may have one on its path,
             their queries and keys are not read and their output is 0.
+        longest: what no length is above, by default `row_start`. It bounds the work that is launched
+            and changes no bit of what comes out.
         implementation: "torch" is the specification, "triton" the kernel, "numba" that for a CPU.
 
     Returns:
@@ -75,7 +78,10 @@ def attend(
             f"q: expected a multiple of {num_kv_heads} heads as k_cache has, got {num_q_heads}"
         )
     check_caches(k_cache, v_cache, q, row_start)
-    for name, counts, most in (("lengths", lengths, row_start), ("live_rows", live_rows, num_rows)):
+    longest = row_start if longest is None else longest
+    if type(longest) is not int or not 0 <= longest <= row_start:
+        raise ValueError(f"longest: expected 0..{row_start}, got {longest!r:.80}")
+    for name, counts, most in (("lengths", lengths, longest), ("live_rows", live_rows, num_rows)):
         check_tensor(name, counts, (batch,), q, INDEX_DTYPES)
         check_numbers(name, counts, 0, most)
-    return run(q, k_cache, v_cache, lengths, layout, row_start, live_rows)
+    return run(q, k_cache, v_cache, lengths, layout, row_start, live_rows, longest)

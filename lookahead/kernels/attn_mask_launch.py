@@ -32,6 +32,7 @@ class Shape:
     num_kv_heads: int
     capacity: int
     row_start: int
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def plan(shape: Shape, layout: RowTree, use_table: bool, tile: Tile) -> Plan:
         longest_own = max(window, levels, 1)
     # A row's last key lies at most max(depths) past the committed length, anywhere in a tile.
     num_tails = (tile.block_n - 1 + max(layout.depths)) // tile.block_n + 1
-    num_groups = _blocks(shape.row_start, tile.block_n * tiles)
+    num_groups = _blocks(shape.longest, tile.block_n * tiles)
     tail_blocks = _blocks(longest_own * group, tile.block_m)
     row_blocks = _blocks(shape.num_rows * group, tile.block_m)
     heads = shape.batch * shape.num_kv_heads
@@ -172,6 +173,7 @@ def attend_triton(
     layout: RowTree,
     row_start: int,
     live_rows: torch.Tensor,
+    longest: int,
     workspace: Workspace | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
@@ -187,7 +189,9 @@ def attend_triton(
         _check_memory(name, tensor)
     batch, num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]
-    shape = Shape(batch, num_rows, num_q_heads, head_dim, num_kv_heads, capacity, row_start)
+    shape = Shape(
+        batch, num_rows, num_q_heads, head_dim, num_kv_heads, capacity, row_start, longest
+    )
     table = None if isinstance(layout, LookaheadLayout) else path_table(layout, q.device)
     tile = tile or choose_tile(architecture(q.device), shape.head_dim, q.itemsize)
     the_plan = plan(shape, layout, table is not None, tile)

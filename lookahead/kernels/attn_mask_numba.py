@@ -332,8 +332,9 @@ def attend_numba(
     layout: RowTree,
     row_start: int,
     live_rows: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
-    """See `attend`. Caches are contiguous."""
+    """See `attend`. Caches are contiguous; lengths are read, so their bound is not needed."""
     check_contiguous(k_cache=k_cache, v_cache=v_cache)
     batch, num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, capacity = k_cache.shape[1:3]

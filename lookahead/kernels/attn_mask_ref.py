@@ -26,8 +26,10 @@ def attend_ref(
     layout: RowTree,
     row_start: int,
     live_rows: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
-    """See `attend`. Reads the lengths on the host, so it is not for capture in a graph."""
+    """See `attend`. Reads the lengths on the host, so it is not for capture in a graph, and needs no
+    bound of them."""
     hidden = _hidden(layout, q.device)
 
     def attend_one(sequence: int, length: int, live: int) -> torch.Tensor:

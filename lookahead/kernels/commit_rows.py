@@ -6,7 +6,7 @@ from lookahead.kernels.checks import INDEX_DTYPES, check_floating, check_tensor,
 
 IMPLEMENTATIONS = {
     "torch": "commit_rows_ref:commit_rows_ref",
-    "triton": "commit_rows_ref:commit_rows_ref",  # a copy, which the library does as well
+    "triton": "commit_rows_triton:commit_rows_triton",
     "numba": "commit_rows_numba:commit_rows_numba",
 }
 

@@ -186,6 +186,7 @@ class OpsForward:
             layout,
             row_start=cache.row_start,
             live_rows=live_rows,
+            longest=cache.longest,
             implementation=self._implementation,
         )
         return layer.output(attended.flatten(2))

@@ -169,6 +169,9 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("layout", RowTree.chain(4), "5 rows as q has, got 4"),
     ("row_start", -1, "0..6 for 5 rows in a cache of 11, got -1"),
     ("row_start", 7, "0..6 for 5 rows in a cache of 11, got 7"),
+    ("longest", 7, "0..6, got 7"),
+    ("longest", -1, "0..6, got -1"),
+    ("longest", 4.0, "0..6, got 4.0"),
     ("live_rows", COUNTS[0], "shape [2], got []"),
     ("implementation", "cuda", f"one of {sorted(IMPLEMENTATIONS)}, got 'cuda'"),
 ]
@@ -186,5 +189,6 @@ def test_a_bad_argument_is_named_with_expected_and_got(name, value, expected):
         "live_rows": COUNTS,
     }
     assert attend(**arguments).shape == (2, 5, 6, 8)
+    assert attend(**arguments, longest=4).shape == (2, 5, 6, 8)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: expected {expected}')}$"):
         attend(**{**arguments, name: value})

@@ -3,6 +3,7 @@
 bfloat16 is left to machines with a GPU: the interpreter multiplies it wrongly.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -36,7 +37,7 @@ DTYPES = (torch.float32, torch.float16)
 AUTOREGRESSIVE = LAYOUTS["autoregressive"]
 
 
-def run(case: Case) -> torch.Tensor:
+def run(case: Case, longest: int | None = None) -> torch.Tensor:
     return attend_triton(
         case.q,
         case.k_cache,
@@ -45,6 +46,7 @@ def run(case: Case) -> torch.Tensor:
         case.layout,
         case.row_start,
         case.live_rows,
+        case.row_start if longest is None else longest,
     )
 
 
@@ -186,6 +188,31 @@ def test_a_query_that_is_no_number_spoils_its_own_row_alone(layout):
     )
 
 
+@pytest.mark.parametrize("layout", ["autoregressive", "5,4,5", "tree"])
+@pytest.mark.parametrize("lengths", [[0, 0], [512, 37], [513, 1100]], ids=str)
+def test_what_bounds_the_lengths_changes_no_bit(layout, lengths, monkeypatch):
+    """Fewer groups of keys are launched, whether the bound is a length itself, the next bucket or the
+    whole cache; partials hold NaN where nobody wrote."""
+    grids = []
+
+    def planned(*arguments, plan=attn_mask_launch.plan):
+        the_plan = plan(*arguments)
+        grids.append(the_plan.grid[0])
+        return the_plan
+
+    monkeypatch.setattr(attn_mask_launch, "plan", planned)
+    empty = torch.empty
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **options: empty(*size, **options).fill_(math.nan)
+    )
+    case = make_case(LAYOUTS[layout], lengths, num_kv_heads=1, gap=1200).to(torch.float16)
+    expected = run(case)
+    bounds = (max(lengths), -(-max(lengths) // 512) * 512, max(lengths) + 1)
+    for longest in bounds:
+        assert same_bits(run(case, longest), expected)
+    assert grids[0] > grids[1], "the bound is used"
+
+
 def test_heads_that_lie_beyond_what_32_bits_count():
     """The third head begins 2^31 elements behind the first. Only the pages that are used exist."""
     layout, capacity = LAYOUTS["3,2,2"], 2**24
@@ -269,7 +296,8 @@ def test_an_ordinary_order_of_keys_differs():
 
     def ordinary(case: Case) -> torch.Tensor:
         arguments = (case.q.float(), case.k_cache.float(), case.v_cache.float())
-        return attend_ref(*arguments, case.lengths, case.layout, case.row_start, case.live_rows)
+        numbers = (case.lengths, case.layout, case.row_start, case.live_rows, case.row_start)
+        return attend_ref(*arguments, *numbers)
 
     assert differing_rows(canonical_case((3, 4, 2), 1086), ordinary) > 0
 
