@@ -25,7 +25,7 @@ ROWS = [
     "kernels.checks kernels.row_blocks kernels.sequences",
     "kernels.simd_types",
     "kernels.simd",
-    "kernels.team kernels.tile",
+    "kernels.simd_exp kernels.team kernels.tile",
     "kernels.product_numba",
     "kernels.tuning kernels.*_ref kernels.*_triton kernels.*_numba",
     "kernels.*_launch",

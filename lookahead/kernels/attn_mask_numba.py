@@ -15,7 +15,7 @@ import torch
 from lookahead.kernels.checks import check_contiguous, wide_dtype
 from lookahead.kernels.product_numba import filled_up
 from lookahead.kernels.simd import (
-    exp,
+    copy_pair,
     join,
     keep_first,
     larger,
@@ -31,6 +31,7 @@ from lookahead.kernels.simd import (
     transpose,
     zeros,
 )
+from lookahead.kernels.simd_exp import exp_to_one
 from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel, whole_numbers
 from lookahead.kernels.tile import TILE_ROWS, multiplies_pairs, multiply_near, width_of
 from lookahead.layout import RowTree
@@ -114,7 +115,7 @@ def attend_part(
     Args:
         q: pointer to the queries, `stride` apart.
         sums, tops, weights: pointers to what is left behind for each row: weighted sum of values,
-            `stride` apart, largest score, sum of weights.
+            `stride` apart, largest score, LANES sums of weights.
         scale: what products of queries and keys are multiplied by.
         keys, values: pointers to the head's cache, [C, head_dim].
         depths, first, table: of the live rows, as in `Paths`.
@@ -137,7 +138,7 @@ def attend_part(
         for i in range(0, stride, LANES):
             store(sums + (row * stride + i), zero)
         store_one(tops + row, largest(same(zero, -np.inf)))
-        store_one(weights + row, largest(zero))
+        store(weights + row * LANES, zero)
 
     whole = length // BLOCK * BLOCK
     for start in range(0, whole, BLOCK):
@@ -175,7 +176,12 @@ def attend_part(
 def _load_key(key, place, start, head_dim, block_keys):
     """Numbers start..head_dim-1 of one key into the block's column `place`."""
     width = width_of(block_keys)
-    for i in range(start, head_dim):
+    pairs = start
+    if width == 2:
+        pairs = head_dim // 2 * 2
+        for i in range(start, pairs, 2):
+            copy_pair(key + i, block_keys + (i // 2 * BLOCK + place) * 2)
+    for i in range(pairs, head_dim):
         store_one(
             block_keys + ((i // width * BLOCK + place) * width + i % width), load_one(key + i)
         )
@@ -249,7 +255,7 @@ def _fold(
             visible = min(depths[(row + i) // group] + offset + 1, BLOCK)
             _weigh(
                 scores + i * BLOCK, scale, visible, shares + i * BLOCK, row_sums + i * stride, stride,
-                tops + (row + i), weights + (row + i),
+                tops + (row + i), weights + (row + i) * LANES,
             )  # fmt: skip
         ahead = multiply_near(
             shares, BLOCK, count, block_values, stride * width, LANES * width, stride // LANES,
@@ -270,29 +276,33 @@ def _weigh(scores, scale, visible, shares, sums, stride, top, weight):
         score = keep_first(load(scores + i) * factor, visible - i, hidden)
         store(scores + i, score)
         best = larger(score, best)
-    new_top = splat(largest(larger(splat(load_one(top)), best)))
+    old_top = load_one(top)
+    new_top = splat(largest(larger(splat(old_top), best)))
+    if largest(new_top) != old_top:  # or else the factor is 1
+        shrink = exp_to_one(splat(old_top) - new_top)
+        for i in range(0, stride, LANES):
+            store(sums + i, load(sums + i) * shrink)
+        store(weight, load(weight) * shrink)
+        store_one(top, largest(new_top))
     block_weight = zeros(scores)
     for i in range(0, BLOCK, LANES):
-        value = exp(load(scores + i) - new_top)
+        value = exp_to_one(load(scores + i) - new_top)
         store(shares + i, value)
         block_weight = block_weight + value
-    shrink = exp(splat(load_one(top)) - new_top)
-    for i in range(0, stride, LANES):
-        store(sums + i, load(sums + i) * shrink)
-    store_one(weight, load_one(weight) * largest(shrink) + total(block_weight))
-    store_one(top, largest(new_top))
+    store(weight, load(weight) + block_weight)
 
 
 @kernel
 def finish_row(sums, weight, head_dim, out):
-    """out = sums / weight, for pointers to one row's."""
-    divisor = splat(load_one(weight))
+    """out = sums over the sum of the LANES numbers at `weight`, for pointers to one row's."""
+    all_weight = total(load(weight))
+    divisor = splat(all_weight)
     i = 0
     while i + LANES <= head_dim:
         store(out + i, load(sums + i) / divisor)
         i += LANES
     while i < head_dim:
-        store_one(out + i, load_one(sums + i) / load_one(weight))
+        store_one(out + i, load_one(sums + i) / all_weight)
         i += 1
 
 
@@ -319,7 +329,7 @@ def _attend(
             for row in range(count * group):
                 at = (sequence * num_rows + rows[row // group]) * num_kv_heads + head
                 finish_row(
-                    sums_at + row * stride, weights_at + row, head_dim,
+                    sums_at + row * stride, weights_at + row * LANES, head_dim,
                     pointer(out, tag) + (at * group + row % group) * head_dim,
                 )  # fmt: skip
 
@@ -344,7 +354,7 @@ def attend_numba(
     ordered = q[:, torch.from_numpy(paths.order)]
     by_head[..., :head_dim] = ordered.unflatten(2, (num_kv_heads, group)).transpose(1, 2)
     sums = torch.empty((num_rows * group, stride), dtype=dtype)
-    tops, weights = sums.new_empty(2, num_rows * group)
+    tops, weights = sums.new_empty(num_rows * group), sums.new_empty((num_rows * group, LANES))
     scratch = sums.new_zeros(scratch_size(head_dim))
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     _attend(

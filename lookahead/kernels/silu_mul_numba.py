@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from lookahead.kernels.product_numba import filled_up
-from lookahead.kernels.simd import exp, keep_first, load, pointer, same, store
+from lookahead.kernels.simd import keep_first, load, pointer, same, store
+from lookahead.kernels.simd_exp import exp
 from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel
 
 

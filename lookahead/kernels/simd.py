@@ -8,7 +8,6 @@ on what the kernel says and on nothing else. Knows no kernel.
 `load`, `store`, `fma` and so on can be called from compiled functions only.
 """
 
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from lookahead.kernels.simd_types import (
-    FLOAT,
     I16,
     I32,
     I64,
@@ -27,7 +25,6 @@ from lookahead.kernels.simd_types import (
     VectorType,
     broadcast,
     emit_ask,
-    emit_call,
     emit_fma,
     emit_load,
     emit_store,
@@ -107,6 +104,20 @@ def store_one(_context, start, value):
         return context.get_dummy_value()
 
     return types.void(start, start.element.wide), emit
+
+
+@intrinsic
+def copy_pair(_context, source, target):
+    """Copy two bfloat16 numbers as they are."""
+
+    def emit(context, builder, signature, arguments):
+        start, to = (pointer_to(builder, address, I32) for address in arguments)
+        loaded = builder.load(start)
+        stored = builder.store(loaded, to)
+        loaded.align = stored.align = source.element.size
+        return context.get_dummy_value()
+
+    return types.void(source, target), emit
 
 
 @intrinsic
@@ -264,49 +275,6 @@ largest = _fold(
         builder.fcmp_ordered(">", first, second), first, second
     )
 )
-
-
-@intrinsic
-def exp(_context, vector):
-    """e to the power of each lane, within two units in the last place."""
-
-    def emit(context, builder, signature, arguments):
-        (x,) = arguments
-        if vector.wide == types.float64:
-            return emit_call(builder, "llvm.exp", x)
-        return _emit_exp(builder, x)
-
-    return vector(vector), emit
-
-
-def _emit_exp(builder: Any, x: Any) -> Any:
-    """exp(x) = 2^n * exp(r) with n whole and r within half of ln 2, by r's power series."""
-
-    def constant(value: float) -> Any:
-        return lanes_of(number(FLOAT, value))
-
-    least, most = constant(-104.0), constant(89.0)
-    bounded = builder.select(builder.fcmp_ordered("<", x, least), least, x)
-    bounded = builder.select(builder.fcmp_ordered(">", bounded, most), most, bounded)
-    whole = emit_call(builder, "llvm.rint", builder.fmul(bounded, constant(math.log2(math.e))))
-    # ln 2 in two parts; the first has so few digits that n times it is exact.
-    high = math.floor(math.log(2.0) * 2**15) / 2**15
-    minus_whole = builder.fneg(whole)
-    rest = emit_fma(builder, minus_whole, constant(high), bounded)
-    rest = emit_fma(builder, minus_whole, constant(math.log(2.0) - high), rest)
-    series = constant(1.0 / math.factorial(7))
-    for power in range(6, -1, -1):
-        series = emit_fma(builder, series, rest, constant(1.0 / math.factorial(power)))
-    # 2^n in two factors, for its exponent may lie beyond those of float32.
-    integers = ir.VectorType(I32, LANES)
-    exponent = builder.fptosi(whole, integers)
-    half = builder.ashr(exponent, lanes_of(number(I32, 1)))
-    for part in (half, builder.sub(exponent, half)):
-        biased = builder.add(part, lanes_of(number(I32, 127)))
-        scale = builder.bitcast(builder.shl(biased, lanes_of(number(I32, 23))), x.type)
-        series = builder.fmul(series, scale)
-    series = builder.select(builder.fcmp_ordered("<", x, least), constant(0.0), series)
-    return builder.select(builder.fcmp_unordered("uno", x, x), x, series)
 
 
 @intrinsic

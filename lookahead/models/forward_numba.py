@@ -172,7 +172,7 @@ def _attend_share(
             continue
         offset = (head * num_rows + start) * group
         sums = pointer(at.sums, wide_tag) + offset * stride
-        weights = pointer(at.weights, wide_tag) + offset
+        weights = pointer(at.weights, wide_tag) + offset * LANES
         keys = pointer(cache.data, tag) + (
             layer * cache.layer + sequence * cache.sequence + head * cache.head
         )
@@ -186,7 +186,7 @@ def _attend_share(
         for row in range(begin, end):
             out = pointer(at.attended, tag) + (start + row // group) * sizes.attended_stride
             finish_row(
-                sums + row * stride, weights + row, sizes.head_dim,
+                sums + row * stride, weights + row * LANES, sizes.head_dim,
                 out + (head * group + row % group) * sizes.head_dim,
             )  # fmt: skip
     return ahead

@@ -290,7 +290,7 @@ class NumbaForward:
             rows(num_q_heads * sizes.head_stride, self._dtype),
             rows(num_q_heads * sizes.head_stride, self._wide),
             rows(num_q_heads, self._wide),
-            rows(num_q_heads, self._wide),
+            rows(num_q_heads * LANES, self._wide),
             rows(sizes.attended_stride, self._dtype),
             rows(sizes.hidden_stride, self._dtype),
             rows(sizes.gate_up_stride, self._dtype),
