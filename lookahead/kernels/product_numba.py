@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from lookahead.kernels.checks import wide_dtype
-from lookahead.kernels.simd import pointer
-from lookahead.kernels.simd_types import LANES, TAGS, entry, kernel
+from lookahead.kernels.simd import ask, pointer
+from lookahead.kernels.simd_types import LANES, LINE, TAGS, entry, kernel
 from lookahead.kernels.team import Team, meet, share
-from lookahead.kernels.tile import TILE_VECTORS, multiplies_pairs, multiply
+from lookahead.kernels.tile import TILE_VECTORS, multiplies_pairs, multiply, size_of
 
 
 class Packed(NamedTuple):
@@ -74,10 +74,16 @@ def multiply_share(
     first, last = share_of_vectors(num_vectors, thread, num_threads)
     if first >= last or num_rows == 0:
         return
+    # Other threads wrote most of the rows: all their lines at once, instead of one after the other.
+    rows = pointer(x, tag)
+    row_bytes = x_stride * size_of(rows)
+    for row in range(num_rows):
+        for line in range(0, num_links * width * size_of(rows), LINE):
+            ask(x + row * row_bytes + line)
     w_step = LANES * width
     w_stride = num_links * w_step
     multiply(
-        pointer(x, tag), x_stride, num_rows, pointer(weight, tag) + first * w_stride, w_step,
+        rows, x_stride, num_rows, pointer(weight, tag) + first * w_stride, w_step,
         w_stride, last - first, num_links, pointer(bias, wide_tag) + first * LANES, 0,
         pointer(y, tag) + first * LANES, y_stride, pointer(following, tag),
     )  # fmt: skip
