@@ -153,10 +153,11 @@ class Batch:
         """Tell the budget what came of the step."""
         candidates, origins = output.candidates.tolist(), output.origins.tolist()
         found, winners = output.found.tolist(), output.winner.tolist()
-        for sequence in self._running:
+        for number, sequence in enumerate(sorted(self._running)):
             count = counts[sequence]
             is_windows = count > 1 and origins[sequence][winners[sequence]] == WINDOW
             budget.observe(
+                number,
                 candidates[sequence][: found[sequence]],
                 emitted[sequence][:count],
                 count - 1 if is_windows else 0,

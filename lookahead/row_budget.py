@@ -16,12 +16,14 @@ from lookahead.config import LookaheadConfig
 from lookahead.layout import LookaheadLayout
 
 # Rates at the beginning, and how many observations these count for. Means over chat, code and
-# arithmetic with SmolLM2: the first tokens of the newest candidate, the second newest and so on where
-# no newer one is right; a further token where those before it were; tokens that a window's n-grams
-# bring a step.
-FIRST_TOKEN = (0.25, 0.08, 0.05, 0.04)
-FURTHER_TOKEN = 0.6
+# arithmetic with SmolLM2, by how well a candidate fits its context (`drafting/context.py`): the first
+# tokens of the first candidate, the second and so on where no earlier one is right; a further token
+# where those before it were; tokens that a window's n-grams bring a step.
+FIRST_TOKEN = ((0.12, 0.07, 0.05, 0.04), (0.4, 0.2, 0.1, 0.1), (0.6, 0.2, 0.1, 0.1))
+FURTHER_TOKEN = (0.55, 0.65, 0.75)
 WINDOW_TOKENS = 0.3
+# Where contexts are not looked at.
+ANY_FIRST_TOKEN, ANY_FURTHER_TOKEN = ((0.25, 0.08, 0.05, 0.04),), (0.6,)
 OBSERVATIONS = 8.0
 # What an observation still counts after the next.
 DECAY = 0.97
@@ -56,6 +58,8 @@ class RowBudget:
 
     Attributes:
         shapes: how often each was chosen.
+        sees_candidates: whether the host sees candidates before a step.
+        has_window: whether the window is still run.
     """
 
     def __init__(
@@ -65,78 +69,121 @@ class RowBudget:
         sees_candidates: bool = True,
     ) -> None:
         """`seconds_by_rows[r]` is what a step of r rows takes; more rows than there are entries are not
-        run. Where the host does not see candidates before a step (`sees_candidates`), a step has rows
-        for all of them or for none."""
+        run. Where candidates are not seen before a step, it has rows for all of them or for none."""
         self.config = config
         self.shapes: Counter[StepShape] = Counter()
         self._seconds = seconds_by_rows
         self._levels = config.ngram - 1
-        self._sees_candidates = sees_candidates
+        self.sees_candidates = sees_candidates
+        first = FIRST_TOKEN if sees_candidates else ANY_FIRST_TOKEN
+        further = FURTHER_TOKEN if sees_candidates else ANY_FURTHER_TOKEN
         self._first = [
-            Rate(FIRST_TOKEN[min(rank, len(FIRST_TOKEN) - 1)]) for rank in range(config.guesses)
+            [Rate(priors[min(rank, len(priors) - 1)]) for rank in range(config.guesses)]
+            for priors in first
         ]
         # The first is not a rate: where a candidate's first token is right, so many are.
-        self._further = [Rate(1.0), *(Rate(FURTHER_TOKEN) for _ in range(self._levels - 1))]
+        self._further = [
+            [Rate(1.0), *(Rate(prior) for _ in range(self._levels - 1))] for prior in further
+        ]
         self._window = Rate(WINDOW_TOKENS)
-        self._has_window = config.window > 0
+        self.has_window = config.window > 0
         self._base_rows = [
             LookaheadLayout.count_rows(window, config.ngram, 0) for window in (0, config.window)
         ]
+        self._matches: list[Sequence[int]] = []
 
-    def choose(self, live: Sequence[int]) -> StepShape:
-        """The shape for a step in which running sequences have, or may have, so many candidates. Beside
-        a window candidates have its depth."""
-        further = list(accumulate((rate.value for rate in self._further), mul))
-        tokens = list(accumulate(further, initial=0.0))  # by depth, if the first token is right
-        found = list(accumulate((rate.value for rate in self._first), initial=0.0))
+    def choose(self, matches: Sequence[Sequence[int]]) -> StepShape:
+        """The shape for a step of running sequences.
+
+        Args:
+            matches: for each sequence, how well each of its candidates fits its context, best first.
+                Where candidates are not seen, 0 for each that there may be.
+        """
+        self._matches = list(matches)
+        most_guesses = max(map(len, matches), default=0)
         window = self._window.value
+        # gained[depth][guesses]: tokens expected beyond the first of each sequence.
+        gained = self._gains(matches, most_guesses)
         best, most = StepShape(False, 0, 1), 0.0
-        counts = max(live, default=0)
-        for guesses in range(0, counts + 1, 1 if self._sees_candidates else max(counts, 1)):
-            hits = sum(found[min(each, guesses)] for each in live)
-            candidates = sum(min(each, guesses) for each in live)
-            least = 1 if self._sees_candidates or not guesses else self._levels
-            depths = range(least, self._levels + 1) if guesses else [least]
-            shapes = [(False, depth) for depth in depths]
-            for has_window, depth in shapes + [(True, self._levels)] * self._has_window:
-                rows = self._base_rows[has_window] * len(live) + candidates * depth
+        for guesses in range(0, most_guesses + 1, self._step_of_guesses(most_guesses)):
+            candidates = sum(min(len(each), guesses) for each in matches)
+            shapes = [(False, depth) for depth in self._depths(guesses)]
+            for has_window, depth in shapes + [(True, self._levels)] * self.has_window:
+                rows = self._base_rows[has_window] * len(matches) + candidates * depth
                 if rows >= len(self._seconds):
                     continue
-                expected = len(live) * (1 + window * has_window) + hits * tokens[depth]
+                expected = len(matches) * (1 + window * has_window) + gained[depth][guesses]
                 if expected / self._seconds[rows] > most:
                     most = expected / self._seconds[rows]
                     best = StepShape(has_window, guesses, depth)
         # A window that is left behind would have to start anew: its n-grams are of consecutive steps.
-        self._has_window = best.window
+        self.has_window = best.window
         self.shapes[best] += 1
         return best
+
+    def _step_of_guesses(self, most_guesses: int) -> int:
+        return 1 if self.sees_candidates else max(most_guesses, 1)
+
+    def _depths(self, guesses: int) -> Sequence[int]:
+        """Depths that candidates may have beside no window; beside one they have the window's."""
+        if not guesses:
+            return [1]
+        return range(1 if self.sees_candidates else self._levels, self._levels + 1)
+
+    def _gains(self, matches: Sequence[Sequence[int]], most_guesses: int) -> list[list[float]]:
+        """Tokens expected of candidates, by their depth and then by their number."""
+        further = [list(accumulate((rate.value for rate in rates), mul)) for rates in self._further]
+        tokens = [list(accumulate(chain, initial=0.0)) for chain in further]  # by depth
+        gained = [[0.0] * (most_guesses + 1) for _ in range(self._levels + 1)]
+        for each in matches:
+            first = [self._first[match][rank].value for rank, match in enumerate(each)]
+            for depth, sums in enumerate(gained):
+                total = 0.0
+                for guesses in range(1, most_guesses + 1):
+                    if guesses <= len(each):
+                        total += first[guesses - 1] * tokens[each[guesses - 1]][depth]
+                    sums[guesses] += total
+        return gained
 
     @property
     def rates(self) -> dict[str, list[float]]:
         """What it counts on by now."""
-        return {
-            "first token of a candidate": [rate.value for rate in self._first],
-            "each further token": [rate.value for rate in self._further[1:]],
-            "tokens of the window's a step": [self._window.value] if self.config.window else [],
-        }
+        rates = {}
+        for match, (first, further) in enumerate(zip(self._first, self._further, strict=True)):
+            fit = f" that fits {match} tokens before" if len(self._first) > 1 else ""
+            rates[f"first token of a candidate{fit}"] = [rate.value for rate in first]
+            rates[f"each further token of one{fit}"] = [rate.value for rate in further[1:]]
+        rates["tokens of the window's a step"] = [self._window.value] if self.config.window else []
+        return rates
 
     def observe(
-        self, candidates: Sequence[Sequence[int]], emitted: Sequence[int], from_window: int
+        self,
+        number: int,
+        candidates: Sequence[Sequence[int]],
+        emitted: Sequence[int],
+        from_window: int,
     ) -> None:
-        """One sequence's step: the candidates that were looked up, run or not, the tokens that were
-        emitted, and how many of these were accepted of an n-gram of the window's."""
+        """What came of the step that was chosen last, for one sequence.
+
+        Args:
+            number: its place in what `choose` was given.
+            candidates: those that were found, run or not, in the same order.
+            emitted: its new tokens.
+            from_window: how many of these were accepted of an n-gram of the window's.
+        """
         is_found = False
-        missing = 0 if self._sees_candidates else len(self._first) - len(candidates)
-        for candidate, first in zip([*candidates, *[[]] * missing], self._first, strict=False):
+        missing = 0 if self.sees_candidates else self.config.guesses - len(candidates)
+        ranked = zip([*candidates, *[[]] * missing], self._matches[number], strict=True)
+        for rank, (candidate, match) in enumerate(ranked):
             right = 0
             for guessed, token in zip(candidate, emitted, strict=False):
                 if guessed != token:
                     break
                 right += 1
-            first.observe(float(right > 0 and not is_found))
+            self._first[match][rank].observe(float(right > 0 and not is_found))
             is_found = is_found or right > 0
             known = min(len(emitted), len(candidate))
             for depth in range(1, min(right + 1, known)):
-                self._further[depth].observe(float(right > depth))
-        if self._has_window:
+                self._further[match][depth].observe(float(right > depth))
+        if self.has_window:
             self._window.observe(float(from_window))

@@ -14,6 +14,7 @@ import torch
 
 from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
+from lookahead.drafting.context import CONTEXT, best_first, context_matches
 from lookahead.drafting.ngram_pool import ORIGINS, NgramPool
 from lookahead.drafting.window import Window
 from lookahead.kv_cache import KVCache
@@ -158,7 +159,10 @@ class Step:
         current = state.current
         candidates, origins, found = self.pool.look_up(current)
         found = found.masked_fill(state.finished, 0)
-        shape = shape or self._choose_shape(found, budget)
+        if budget is not None and not self.fixed_shape:
+            candidates, origins, shape = self._choose_rows(candidates, origins, found, budget)
+        elif shape is None:
+            shape = self._full(self.config.guesses if self.fixed_shape else int(found.max()))
         numbers = self._numbers(shape)
         layout, window = numbers.layout, self.window if shape.window else self._no_window
         live = found if shape.guesses == self.config.guesses else found.clamp(max=shape.guesses)
@@ -209,12 +213,30 @@ class Step:
     def _full(self, guesses: int) -> StepShape:
         return StepShape(self.config.window > 0, guesses, self.config.ngram - 1)
 
-    def _choose_shape(self, found: torch.Tensor, budget: RowBudget | None) -> StepShape:
-        if self.fixed_shape:
-            return self._full(self.config.guesses)
-        if budget is None:
-            return self._full(int(found.max()))
-        return budget.choose(found[~self.state.finished].tolist())
+    def _choose_rows(
+        self,
+        candidates: torch.Tensor,
+        origins: torch.Tensor,
+        found: torch.Tensor,
+        budget: RowBudget,
+    ) -> tuple[torch.Tensor, torch.Tensor, StepShape]:
+        """The candidates, those that fit their context best first, their origins, and the shape."""
+        state, matches = self.state, []
+        order = torch.arange(self.config.guesses).repeat(len(found), 1)
+        for sequence, (count, is_over) in enumerate(
+            zip(found.tolist(), state.finished.tolist(), strict=True)
+        ):
+            if is_over:
+                continue
+            length = int(state.lengths[sequence])
+            text = state.tokens[sequence, max(length - CONTEXT, 0) : length + 1].tolist()
+            grams = candidates[sequence, :count].tolist()
+            fits = context_matches(self.pool, sequence, text, grams)
+            best = best_first(fits)
+            order[sequence, :count] = torch.tensor(best, dtype=torch.int64)
+            matches.append([fits[number] for number in best])
+        index = order.unsqueeze(2).expand(candidates.shape)
+        return candidates.gather(1, index), origins.gather(1, order), budget.choose(matches)
 
     def _layout(self, shape: StepShape) -> LookaheadLayout:
         window = self.config.window if shape.window else 0

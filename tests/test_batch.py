@@ -11,6 +11,8 @@ from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 
 from lookahead.config import LookaheadConfig
 from lookahead.errors import InputError
+from lookahead.layout import LookaheadLayout
+from lookahead.step_costs import StepCosts
 
 PROMPTS = [[1, 2, 3, 0, 1, 2], [2], [3, 0] * 20, [0, 0, 4, 1], [4, 2, 4, 2, 4, 2, 1], [1] * 30]
 SHAPES = [(0, 2, 0), (3, 4, 3), (0, 5, 4), (2, 3, 0)]
@@ -57,6 +59,32 @@ def test_ids_and_logits_are_those_of_each_prompt_alone(llama, shape):
             assert (result.steps, result.finish_reason) == (expected.steps, expected.finish_reason)
             assert result.prompt == expected.prompt
             assert same_bits(together.of(number), rows.of(number))
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("shape", [(0, 6, 3), (3, 4, 3)], ids=str)
+def test_rows_that_are_left_out_change_no_bit(llama, shape, slope):
+    """Whatever more rows cost, and so whichever are run."""
+    costs = StepCosts((1, 100), (1.0, 1 + 99 * slope))
+    plain, rows = Logits(), Logits()
+    options = {"max_new_tokens": 40, "lookahead": LookaheadConfig(*shape, adaptive=True)}
+    engine = build_engine(llama, batch_size=2)
+    expected = engine.batch(PROMPTS, on_logits=plain, mode="autoregressive", max_new_tokens=40)
+    expected = expected.run_to_end()
+    engine.costs = costs
+    batch = engine.batch(PROMPTS, on_logits=rows, **options)
+    results = batch.run_to_end()
+    for number, (result, its) in enumerate(zip(results, expected, strict=True)):
+        assert result.token_ids == its.token_ids
+        assert same_bits(rows.of(number), plain.of(number))
+    shapes = batch.budget.shapes
+    full = LookaheadLayout.count_rows(*shape)
+    if slope == 0.0:
+        assert max(result.rows_per_step for result in results) > full / 2
+    else:
+        assert len(shapes) > 2
+        assert max(result.rows_per_step for result in results) < full
+    assert sum(result.steps for result in results) < sum(its.steps for its in expected)
 
 
 def counter(path):

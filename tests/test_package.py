@@ -34,6 +34,7 @@ ROWS = [
     "kernels.*",
     "kv_cache",
     "drafting.*_triton",
+    "drafting.ngram_pool drafting.ngram_pool_triton drafting.window",
     "drafting.*",
     "verify",
     "models.checkpoint_keys",

@@ -1,0 +1,68 @@
+"""How well candidates fit what stands before their key, by hand and against the text itself."""
+
+import random
+
+import torch
+
+from lookahead.drafting.context import CONTEXT, best_first, context_matches
+from lookahead.drafting.ngram_pool import NgramPool
+
+CPU = torch.device("cpu")
+
+
+def pool_of(text, guesses, ngram, vocab_size=9):
+    """A pool with the n-grams of the second of two sequences' text."""
+    pool = NgramPool(2, vocab_size, guesses, ngram, CPU)
+    for start in range(len(text) - ngram + 1):
+        gram = text[start : start + ngram]
+        keys = torch.tensor([[0], [gram[0]]])
+        grams = torch.tensor([[gram[1:]], [gram[1:]]])
+        pool.insert(keys, grams, torch.tensor([0]), torch.tensor([[False], [True]]))
+    return pool
+
+
+def test_by_hand():
+    #       1 2 3 led to 4 and 5 2 3 to 6; 7 3 to 8
+    text = [1, 2, 3, 4, 0, 5, 2, 3, 6, 0, 7, 3, 8, 0, 0]
+    pool = pool_of(text, guesses=4, ngram=4)
+    candidates = [[8, 0, 0], [6, 0, 7], [4, 0, 5]]
+    assert context_matches(pool, 1, [0, 1, 2, 3], candidates) == [0, 1, 2]
+    assert context_matches(pool, 1, [5, 2, 3], candidates) == [0, 2, 1]
+    assert context_matches(pool, 1, [2, 3], candidates) == [0, 1, 1]
+    assert context_matches(pool, 1, [0, 7, 3], candidates) == [2, 0, 0]
+    assert context_matches(pool, 1, [3], candidates) == [0, 0, 0]
+    assert context_matches(pool, 0, [1, 2, 3], candidates) == [0, 0, 0]
+    assert context_matches(pool, 1, [1, 2, 3], []) == []
+
+
+def test_short_ngrams_know_less():
+    text = [1, 2, 3, 4, 0, 1]
+    assert context_matches(pool_of(text, 4, ngram=3), 1, [1, 2, 3], [[4, 0]]) == [1]
+    assert context_matches(pool_of(text, 4, ngram=2), 1, [1, 2, 3], [[4]]) == [0]
+
+
+def test_a_pool_that_forgets_nothing_knows_what_the_text_says():
+    draw = random.Random(3)
+    seen = set()
+    for _ in range(50):
+        text = [draw.randrange(4) for _ in range(draw.randint(4, 40))]
+        ngram = draw.randint(4, 6)
+        pool = pool_of(text, guesses=40, ngram=ngram)
+        tail = [draw.randrange(4) for _ in range(CONTEXT + 1)]
+        candidates = [[draw.randrange(4)] * (ngram - 1) for _ in range(3)]
+        starts = range(len(text) - ngram + 1)
+        expected = [
+            sum(
+                any(text[s : s + back + 2] == [*tail[-1 - back :], each[0]] for s in starts)
+                for back in range(1, CONTEXT + 1)
+            )
+            for each in candidates
+        ]
+        assert context_matches(pool, 1, tail, candidates) == expected
+        seen.update(expected)
+    assert seen == {0, 1, 2}
+
+
+def test_the_order_among_equals_stays():
+    assert best_first([0, 2, 1, 2, 0]) == [1, 3, 2, 0, 4]
+    assert best_first([]) == []
