@@ -14,8 +14,8 @@ from lookahead.step_costs import StepCosts
 
 class Yield(NamedTuple):
     """What a configuration yielded: tokens and rows a step, means over chat, code and arithmetic with
-    SmolLM2-135M, twelve prompts of 128 tokens. Rows without a candidate were left out; without a window
-    those that did not seem worth their time, too."""
+    SmolLM2-135M, 12 to 24 prompts of 128 tokens. Rows without a candidate were left out; without a
+    window and with N = 8 those that did not seem worth their time, too."""
 
     window: int
     ngram: int
