@@ -185,13 +185,15 @@ def test_parts_of_a_step_add_up(checkpoint: Path, implementation: str) -> None:
     engine = load(checkpoint, implementation)
     job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
     with one_thread():
-        plain, drafting = profile_step.measure(engine, [CONFIG], [job], 16, repeats=2)
+        configs = [CONFIG, engine.tuning.config]
+        plain, drafting, tuned = profile_step.measure(engine, configs, [job], 16, repeats=2)
     assert (plain["mode"], plain["rows"], plain["steps"]) == ("autoregressive", 1, 2 * 15)
     # Lengths 6..21, the first step's too.
     assert plain["length"] == 6 + 7.5
     assert (drafting["window"], drafting["ngram"], drafting["guesses"]) == (4, 3, 2)
     assert 8 <= drafting["rows"] <= 12
-    for row in (plain, drafting):
+    assert (tuned["mode"], tuned["window"], tuned["guesses"]) == ("tuned", 0, 3)
+    for row in (plain, drafting, tuned):
         assert set(row["ms"]) == set(profile_step.PARTS)
         assert min(row["ms"].values()) > 0
         assert sum(row["ms"].values()) == pytest.approx(row["ms_with_clocks"])
@@ -209,7 +211,7 @@ def test_decode_profiles(
     text = capsys.readouterr().out
     record = json.loads(text.splitlines()[-1])
     assert (record["benchmark"], record["implementation"]) == ("profile", "numba")
-    assert [row["mode"] for row in record["rows"]] == ["autoregressive", "lookahead"]
+    assert [row["mode"] for row in record["rows"]] == ["autoregressive", "tuned", "lookahead"]
     assert text.splitlines()[2].split()[:5] == ["step", "rows", "length", "ms/step", "with"]
     # One new token comes with the first step, which is left out.
     assert decode.main([*arguments, "--max-new-tokens", "1"]) == 2
