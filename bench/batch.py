@@ -1,11 +1,11 @@
 """Does lookahead still pay when several prompts are decoded at once?
 
-For each batch size the same prompts run in groups of that size, autoregressively and with each
-configuration, in turn. First every prompt's ids must be those that it gives alone: nothing is timed
-otherwise. Tokens per second are those of all prompts over the groups' decoding time, a ratio is to
-autoregressive decoding at the same batch size, the faster one where there are two. Progress goes to
-standard error, a table and a last line of JSON to standard output. Exit codes: 0; 1 when ids differ; 2
-for wrong input.
+For each batch size the same prompts run in groups of that size: autoregressively, with what the engine
+chooses by itself for that size ("tuned"), and with each configuration, in turn. First every prompt's
+ids must be those that it gives alone: nothing is timed otherwise. Tokens per second are those of all
+prompts over the groups' decoding time, a ratio is to autoregressive decoding at the same batch size,
+the faster one where there are two. Progress goes to standard error, a table and a last line of JSON to
+standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from lookahead.compare import first_difference
 from lookahead.config import AUTOREGRESSIVE
 from lookahead.devices import choose_device, choose_dtype, dtype_name
 from lookahead.errors import InputError
-from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
 from lookahead.results import Result
 from lookahead.tokenizer import Tokenizer
@@ -43,7 +42,12 @@ def build_parser() -> timing.Parser:
     add("--prompts", type=Path, default=timing.DEFAULT_PROMPTS, metavar="FILE")
     add("--limit", type=timing.count, default=8, metavar="COUNT", help="prompts; default 8")
     add("--batches", default="1,2,4,8", metavar="B,B,...", help="default %(default)s")
-    add("--configs", default="4,3,2;15,5,15", metavar="W,N,G;...", help="default %(default)s")
+    add(
+        "--configs",
+        default="4,3,2;15,5,15",
+        metavar="W,N,G;...",
+        help='beside the engine\'s own choice; "" for none, default %(default)s',
+    )
     add("--max-new-tokens", type=timing.count, default=64, metavar="COUNT")
     add("--repeats", type=timing.count, default=3, metavar="COUNT", help="default %(default)s")
     add("--dtype", default="auto")
@@ -81,9 +85,7 @@ class BatchMode:
         )
 
     def __str__(self) -> str:
-        if self.is_autoregressive:
-            return self.label
-        return f"{self.label} {(self.config.window, self.config.ngram, self.config.guesses)}"
+        return decode_modes.full_label(self.config)
 
 
 def parse_batches(text: str) -> list[int]:
@@ -117,7 +119,7 @@ def require_same_ids(
 
 def _run(options: argparse.Namespace) -> int:
     batches = parse_batches(options.batches)
-    configs = decode_modes.parse_configs(options.configs)
+    configs = decode_modes.parse_configs(options.configs, may_be_empty=True)
     prompts = timing.read_prompts(options.prompts, options.limit)
     timing.check_writable(options.json_out)
     if len(prompts) < batches[-1]:
@@ -134,7 +136,6 @@ def _run(options: argparse.Namespace) -> int:
     positions = read_model_config(options.ckpt).max_position_embeddings
     if longest > positions:
         raise InputError(f"the longest prompt needs {longest} positions, the model has {positions}")
-    sizes = [(config.window, config.ngram, config.guesses) for config in configs]
 
     def load(batch: int, exact: bool = True) -> Engine:
         return Engine.load(
@@ -143,14 +144,17 @@ def _run(options: argparse.Namespace) -> int:
             dtype=dtype_name(dtype),
             max_length=longest,
             batch_size=batch,
-            max_step_rows=max(LookaheadLayout.count_rows(*size) for size in sizes),
+            max_step_rows=decode_modes.step_rows(configs),
             exact=exact,
         )
 
     def load_modes(batch: int) -> list[BatchMode]:
         engine = load(batch)
         modes = [BatchMode("autoregressive", engine, AUTOREGRESSIVE)]
-        modes += [BatchMode(decode_modes.label(config), engine, config) for config in configs]
+        modes += [
+            BatchMode(decode_modes.label(config), engine, config)
+            for config in (engine.tuning.config, *configs)
+        ]
         if device.type == "cuda":  # on a CPU exactness costs nothing
             inexact = BatchMode(decode_modes.NOT_EXACT, load(batch, exact=False), AUTOREGRESSIVE)
             modes.insert(1, inexact)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import timing
+from decode_modes import TUNED
 
 from lookahead import LookaheadConfig
 from lookahead.config import AUTOREGRESSIVE
@@ -73,17 +74,17 @@ def rows_of(
 
 
 def stops_paying(rows: Sequence[Row]) -> list[Row]:
-    """For each configuration the smallest batch at which it is no faster, None if it always is."""
-    found: dict[tuple[int, int, int], int | None] = {}
+    """For each configuration, and for the engine's own choices at all batch sizes together, the
+    smallest batch at which it is no faster, None if it always is."""
+    found: dict[str, int | None] = {}
     for row in sorted(rows, key=lambda row: row["batch"]):
-        shape = (row["window"], row["ngram"], row["guesses"])
-        if row["guesses"] == 0:
+        if row["mode"] != TUNED and not row["guesses"]:
             continue
-        found.setdefault(shape, None)
-        if found[shape] is None and row["ratio"]["median"] <= 1:
-            found[shape] = row["batch"]
-    names = ("window", "ngram", "guesses")
-    return [{**dict(zip(names, shape, strict=True)), "batch": at} for shape, at in found.items()]
+        name = TUNED if row["mode"] == TUNED else _name(row)
+        found.setdefault(name, None)
+        if found[name] is None and row["ratio"]["median"] <= 1:
+            found[name] = row["batch"]
+    return [{"mode": name, "batch": at} for name, at in found.items()]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -91,10 +92,9 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         speed = row["tokens_per_second"]
-        shape = f"({row['window']}, {row['ngram']}, {row['guesses']})" if row["guesses"] else ""
         lines.append(
             [
-                f"{row['mode']} {shape}".strip(),
+                _name(row),
                 str(row["batch"]),
                 f"{row['tokens'] / row['steps']:.2f}",
                 f"{row['ms_per_step']['median']:.1f}",
@@ -106,9 +106,15 @@ def table(rows: Sequence[Row]) -> str:
     return timing.table(header, lines)
 
 
+def _name(row: Row) -> str:
+    if not row["guesses"] and row["mode"] != TUNED:
+        return row["mode"]
+    return f"{row['mode']} ({row['window']}, {row['ngram']}, {row['guesses']})"
+
+
 def verdict(ends: Sequence[Row]) -> str:
     return "\n".join(
-        f"({end['window']}, {end['ngram']}, {end['guesses']}): "
+        f"{end['mode']}: "
         + (
             "faster at every batch"
             if end["batch"] is None

@@ -1,9 +1,10 @@
 """Decode prompts with and without lookahead, in one run, and tell how much faster it is.
 
 First everything runs in float32 and must give the ids of autoregressive decoding: a mode that does not
-is never timed. Then all modes run in turn in the chosen dtype. `--steps-only` and `--profile` look at
-the engine alone: at tokens per step, and at where a step's time goes. Progress goes to standard error,
-a table and a last line of JSON to standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
+is never timed. Then all modes run in turn in the chosen dtype. One of them, "tuned", is what the engine
+chooses by itself in that dtype. `--steps-only` and `--profile` look at the engine alone: at tokens per
+step, and at where a step's time goes. Progress goes to standard error, a table and a last line of JSON
+to standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
 """
 
 import argparse
@@ -25,7 +26,6 @@ from lookahead import Engine, LookaheadConfig
 from lookahead.config import ModelConfig
 from lookahead.devices import DTYPES, choose_device, choose_dtype, dtype_name
 from lookahead.errors import InputError
-from lookahead.layout import LookaheadLayout
 from lookahead.models.checkpoint_config import read_model_config
 from lookahead.tokenizer import Tokenizer
 
@@ -46,7 +46,12 @@ def build_parser() -> timing.Parser:
     )
     add("--limit", type=timing.count, metavar="COUNT", help="only the first prompts of the file")
     add("--max-new-tokens", type=timing.count, default=128, metavar="COUNT")
-    add("--configs", default=DEFAULT_CONFIGS, metavar="W,N,G;...", help="default %(default)s")
+    add(
+        "--configs",
+        default=DEFAULT_CONFIGS,
+        metavar="W,N,G;...",
+        help='beside the engine\'s own choice; "" for none, default %(default)s',
+    )
     add("--dtype", default="auto", metavar="|".join(("auto", *DTYPES)), help="what is timed")
     add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
     add("--threads", type=timing.count, metavar="COUNT", help="threads of torch on the CPU")
@@ -87,21 +92,21 @@ class Plan:
     max_new_tokens: int
 
     def load_engine(self, dtype: torch.dtype, exact: bool = True) -> Engine:
-        """An engine with just the room that these prompts and configurations need."""
-        shapes = [(config.window, config.ngram, config.guesses) for config in self.configs]
+        """An engine with just the room that these prompts and configurations need, and what it chooses
+        by itself."""
         return Engine.load(
             self.ckpt,
             device=str(self.device),
             dtype=dtype_name(dtype),
             max_length=max(len(job.token_ids) for job in self.jobs) + self.max_new_tokens,
-            max_step_rows=max(LookaheadLayout.count_rows(*shape) for shape in shapes),
+            max_step_rows=decode_modes.step_rows(self.configs),
             exact=exact,
         )
 
-    def load_modes(self, dtype: torch.dtype) -> list[Mode]:
+    def load_modes(self, dtype: torch.dtype, tuned: LookaheadConfig) -> list[Mode]:
         """Every mode in one dtype whose ids are to be the same, autoregressive decoding first."""
         engine = self.load_engine(dtype)
-        modes = [decode_modes.autoregressive_mode(engine)]
+        modes = [decode_modes.autoregressive_mode(engine), decode_modes.tuned_mode(engine, tuned)]
         modes += decode_modes.drafting_modes(engine, self.configs)
         for name in self.peers:
             peer = peers.PEERS[name](self.ckpt, self.model_config, dtype, self.device)
@@ -131,10 +136,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked without the weights."""
-    configs = decode_modes.parse_configs(options.configs)
+    configs = decode_modes.parse_configs(options.configs, may_be_empty=True)
     peer_names = peers.parse_peers(options.peers)
     if options.steps_only and options.profile:
         raise InputError("--steps-only times nothing: leave it or --profile out")
+    if options.steps_only and not configs:
+        raise InputError("--steps-only counts the steps of --configs: give at least one W,N,G")
     if peer_names and (options.steps_only or options.profile):
         option = "--steps-only" if options.steps_only else "--profile"
         raise InputError(f"{option} looks at the engine's own steps: leave out --peers")
@@ -170,10 +177,11 @@ def _plan(options: argparse.Namespace) -> Plan:
 def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
     """Check in float32, then time in the plan's dtype. Raises OutputsDiffer."""
     checked = plan.jobs[:check_limit]
+    tuning = plan.load_engine(plan.dtype).tuning  # what is checked is what will be timed
     accepted = decode_modes.check_modes(
-        plan.load_modes(torch.float32), checked, plan.max_new_tokens, plan.show_token
+        plan.load_modes(torch.float32, tuning.config), checked, plan.max_new_tokens, plan.show_token
     )
-    modes = plan.load_modes(plan.dtype)
+    modes = plan.load_modes(plan.dtype, tuning.config)
     if plan.device.type == "cuda":  # on a CPU exactness costs nothing
         inexact = plan.load_engine(plan.dtype, exact=False)
         modes.insert(1, decode_modes.autoregressive_mode(inexact))
@@ -189,6 +197,9 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
         f"timed: {dtype} on {plan.device}, {torch.get_num_threads()} threads, {len(plan.jobs)} prompts "
         f"x {repeats}, at most {plan.max_new_tokens} new tokens\n\n"
         f"{decode_figures.timed_table(rows)}\n\n"
+        f"{decode_figures.time_line(rows)}\n"
+        f"tuned is what the engine chooses by itself: {tuning.reason}\n"
+        "rows/step: rows that were run, the current token's included\n"
         "x AR: a prompt's tokens/s over those of the faster autoregressive mode, median of prompts\n"
         f"same ids: prompts whose ids in {dtype} are those of autoregressive decoding\n"
         "prompt, window, output: tokens accepted in the float32 runs, by where their n-gram came from\n"
@@ -198,6 +209,7 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
         **_request(plan),
         "repeats": repeats,
         "check": {"dtype": "float32", "prompts": len(checked), "identical": True},
+        "choice": tuning.reason,
         "rows": rows,
     }
 
@@ -217,14 +229,16 @@ def _count_steps(plan: Plan) -> dict[str, Any]:
 def _profile(plan: Plan, repeats: int) -> dict[str, Any]:
     """Where a step's time goes, in the plan's dtype."""
     engine = plan.load_engine(plan.dtype)
-    rows = profile_step.measure(engine, plan.configs, plan.jobs, plan.max_new_tokens, repeats)
+    configs = [engine.tuning.config, *plan.configs]
+    rows = profile_step.measure(engine, configs, plan.jobs, plan.max_new_tokens, repeats)
     print(
         f"{dtype_name(plan.dtype)} on {plan.device}, {engine.model.implementation}, "
         f"{torch.get_num_threads()} threads, {len(plan.jobs)} prompts x {repeats}, at most "
         f"{plan.max_new_tokens} new tokens\n\n{profile_step.table(rows)}\n\n"
         "rows, length: means of live rows and of committed tokens; ms/step: without clocks\n"
         "rest: rotation, SiLU, embedding; host: what is left of a step\n"
-        "with several threads a part ends when the last of them is done with it\n"
+        "with several threads a part ends when the last of them is done with it; what a thread reads "
+        "ahead of the next weights counts to the part in which it does so\n"
     )
     implementation = engine.model.implementation
     return {

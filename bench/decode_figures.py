@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import timing
-from decode_modes import AcceptedTokens, Job, Mode, Run
+from decode_modes import TUNED, AcceptedTokens, Job, Mode, Run
 
 from lookahead.drafting.ngram_pool import ORIGINS
 
@@ -58,6 +58,7 @@ def _description(mode: Mode) -> Row:
         "ngram": config and config.ngram,
         "guesses": config and config.guesses,
         "prompt_ngrams": config and config.prompt_ngrams,
+        "adaptive": config and config.adaptive,
     }
 
 
@@ -77,13 +78,16 @@ def _timed_prompt(job: Job, repeats: Sequence[Run], plain: Run, baseline: float)
 def _timed_totals(runs: Sequence[Sequence[Run]], prompts: Sequence[Row]) -> Row:
     timed = [run for repeats in runs for run in repeats if run.steps]
     tokens, steps = sum(run.tokens for run in timed), sum(run.steps for run in timed)
+    ratios = [row["ratio"] for row in prompts if row["ratio"] is not None]
     return {
         "tokens": tokens,
         "steps": steps,
         "tokens_per_step": tokens / steps if steps else None,
+        "rows_per_step": _rows_per_step(timed),
         "ms_per_step": _spread([1000 * run.seconds / run.steps for run in timed]),
         "tokens_per_second": _spread([run.tokens / run.seconds for run in timed]),
-        "ratio": _spread([row["ratio"] for row in prompts if row["ratio"] is not None]),
+        "ratio": _spread(ratios),
+        "time_ratio": _time_ratio(ratios),
         "identical_prompts": sum(row["identical"] for row in prompts),
     }
 
@@ -92,6 +96,19 @@ def _speed(repeats: Sequence[Run]) -> float | None:
     """Median tokens per second of one prompt; None where there was no step to time."""
     speeds = [run.tokens / run.seconds for run in repeats if run.steps]
     return statistics.median(speeds) if speeds else None
+
+
+def _rows_per_step(runs: Sequence[Run]) -> float | None:
+    """Mean over the steps of all runs; None where they are not known."""
+    known = [run for run in runs if run.rows_per_step is not None]
+    steps = sum(run.steps for run in known)
+    return sum((run.rows_per_step or 0.0) * run.steps for run in known) / steps if steps else None
+
+
+def _time_ratio(ratios: Sequence[float]) -> dict[str, float] | None:
+    """A prompt's time over that of its baseline for the same tokens: the median and the worst."""
+    times = [1 / ratio for ratio in ratios]
+    return {"median": statistics.median(times), "worst": max(times)} if times else None
 
 
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
@@ -133,6 +150,7 @@ def timed_table(rows: Sequence[Row]) -> str:
     header = [
         "mode",
         "(W, N, G)",
+        "rows/step",
         "tokens/step",
         "ms/step",
         "tokens/s",
@@ -146,6 +164,7 @@ def timed_table(rows: Sequence[Row]) -> str:
             [
                 row["mode"],
                 _shape(row),
+                _number(row["rows_per_step"], 1),
                 _number(row["tokens_per_step"], 2),
                 _number(_median(row["ms_per_step"]), 1),
                 _number(_median(row["tokens_per_second"]), 1),
@@ -156,6 +175,17 @@ def timed_table(rows: Sequence[Row]) -> str:
             ]
             for row in rows
         ],
+    )
+
+
+def time_line(rows: Sequence[Row]) -> str:
+    """What the engine's own choice costs a prompt at worst, in words."""
+    times = next(row["time_ratio"] for row in rows if row["mode"] == TUNED)
+    if times is None:
+        return "tuned: no step to time"
+    return (
+        f"tuned: a prompt takes {times['median']:.2f} of the time of autoregressive decoding in the "
+        f"median, {times['worst']:.2f} at worst"
     )
 
 

@@ -17,22 +17,28 @@ from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.engine import MAX_STEP_ROWS
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
+from lookahead.results import Result
 from lookahead.step import StepRecord
 
 WARM_UP_TOKENS = 16
 NOT_EXACT = "autoregressive, not exact"
+TUNED = "tuned"
+# Rows that a step may have by default, of which the engine's own choice takes what it wants.
+DEFAULT_STEP_ROWS = 128
 
 Trace = Callable[[StepRecord], None]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt decoded: its new ids, and how many of them came in how many steps and seconds."""
+    """One prompt decoded: its new ids, and how many of them came in how many steps and seconds; rows of
+    a step are not known of a peer."""
 
     token_ids: list[int]
     tokens: int
     steps: int
     seconds: float
+    rows_per_step: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Mode:
 
     @property
     def is_autoregressive(self) -> bool:
-        return self.config is not None and self.config.window == self.config.guesses == 0
+        return self.config == AUTOREGRESSIVE
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
@@ -73,9 +79,12 @@ class OutputsDiffer(Exception):
     """Two modes gave different ids where they must not. Says which, where and what."""
 
 
-def parse_configs(text: str) -> list[LookaheadConfig]:
-    """ "5,4,5;15,5,15" -> two configurations; raises InputError for anything else."""
-    configs = []
+def parse_configs(text: str, may_be_empty: bool = False) -> list[LookaheadConfig]:
+    """ "5,4,5;15,5,15" -> two configurations; raises InputError for anything else, and for no
+    configuration unless that may be."""
+    configs: list[LookaheadConfig] = []
+    if may_be_empty and not text.strip():
+        return configs
     for part in text.split(";"):
         numbers = [number.strip() for number in part.split(",")]
         if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
@@ -97,11 +106,23 @@ def parse_configs(text: str) -> list[LookaheadConfig]:
     return list(dict.fromkeys(configs))
 
 
+def step_rows(configs: Iterable[LookaheadConfig]) -> int:
+    """Rows that a step of an engine must have room for: for these, and for the engine's own choice."""
+    shapes = [(config.window, config.ngram, config.guesses) for config in configs]
+    return max([DEFAULT_STEP_ROWS, *(LookaheadLayout.count_rows(*shape) for shape in shapes)])
+
+
 def autoregressive_mode(engine: Engine) -> Mode:
     """One row a step. Without exactness no ids are promised, but what is timed against it is timed
     against the fastest of both on each prompt."""
     name = "autoregressive" if engine.model.inexact_reason is None else NOT_EXACT
     return _engine_mode(engine, name, AUTOREGRESSIVE)
+
+
+def tuned_mode(engine: Engine, config: LookaheadConfig) -> Mode:
+    """What the engine does unless it is told otherwise: `config` is its own choice, or that of an
+    engine that is like it but for its dtype."""
+    return _engine_mode(engine, TUNED, config)
 
 
 def drafting_modes(engine: Engine, configs: Iterable[LookaheadConfig]) -> list[Mode]:
@@ -125,7 +146,10 @@ def window_configs(config: LookaheadConfig) -> list[LookaheadConfig]:
 
 
 def label(config: LookaheadConfig) -> str:
-    """What a row may be called: lookahead decoding has a window and n-grams of at least 3 tokens."""
+    """What a row may be called: lookahead decoding has a window and n-grams of at least 3 tokens; only
+    the engine's own choice is adaptive."""
+    if config.adaptive:
+        return TUNED
     if config.window == 0:
         return "pool only"
     name = "lookahead" if config.ngram >= 3 else f"window of {config.ngram}-grams"
@@ -139,6 +163,17 @@ def full_label(config: LookaheadConfig) -> str:
     return f"{label(config)} {(config.window, config.ngram, config.guesses)}"
 
 
+def run_of(result: Result) -> Run:
+    """A result of the engine's as a run."""
+    return Run(
+        result.token_ids,
+        result.new_tokens,
+        result.steps,
+        result.decode_seconds,
+        result.rows_per_step,
+    )
+
+
 def _engine_mode(engine: Engine, name: str, config: LookaheadConfig) -> Mode:
     kind = "autoregressive" if config == AUTOREGRESSIVE else "lookahead"
 
@@ -146,7 +181,7 @@ def _engine_mode(engine: Engine, name: str, config: LookaheadConfig) -> Mode:
         result = engine.generate(
             token_ids, max_new_tokens=max_new_tokens, mode=kind, lookahead=config, trace=trace
         )
-        return Run(result.token_ids, result.new_tokens, result.steps, result.decode_seconds)
+        return run_of(result)
 
     return Mode(name, config, run)
 

@@ -58,7 +58,7 @@ part attn_mask 140 "$python" bench/attn_mask.py --quick --seconds 95 --json-out 
 replay 7b 70 llama-2-7b
 replay smollm2 30 smollm2-135m
 if [ -n "$checkpoint" ]; then
-    part decode 50 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
+    part decode 55 "$python" bench/decode.py --ckpt "$checkpoint" --limit 2 --repeats 1 \
         --max-new-tokens 64 --configs "5,4,5;15,5,15" --json-out "$out/decode.json"
     part exactness 40 "$python" bench/exactness.py --ckpt "$checkpoint" --limit 3 \
         --max-new-tokens 64 --dtype bfloat16 --json-out "$out/exactness.json"

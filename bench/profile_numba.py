@@ -1,8 +1,9 @@
 """Where the compiled forward pass on a CPU spends its time: the clock at each of its meetings.
 
-The function that runs is `forward_numba.run_forward`'s own code, compiled once more with a `meet` that
-notes the time when the last thread arrives; the engine's compiled function stays as it is. Knows which
-phase lies between two meetings, and nothing of steps.
+The function that runs is `forward_numba.run_forward`'s own code, and its meetings `team.py`'s, compiled
+once more so that the last thread to arrive notes the time; the engine's compiled function stays as it
+is. Weights that a thread asks for while it attends or waits are read in that phase, not in the product
+that uses them. Knows which phase lies between two meetings, and nothing of steps.
 """
 
 import time
@@ -37,9 +38,13 @@ LAYER_PHASES = (
     "products",  # down
     "norm",
 )
-LAST_PHASES = ("rest",)  # copying out
-# A team's counter, and behind it: where it stood, how many times there is room for, the times.
-BASE, ROOM, TIMES = range(1, 4)
+LAST_PHASES = (
+    "rest",  # gathering the rows with logits
+    "head + argmax",
+)
+# A team's counter, and behind it: where it stood, how many threads it counts, how many times there is
+# room for, the times.
+BASE, THREADS, ROOM, TIMES = range(1, 5)
 MOST_PHASES = 8192
 
 
@@ -86,22 +91,21 @@ def _pointer(builder: Any, address: Any, place: Any) -> Any:
 
 
 @kernel
-def _meet_and_note(counter, arrivals, num_threads):
-    """As `team.meet`; the last to come notes when."""
-    arrivals += num_threads
+def _arrive_and_note(counter):
+    """As `team._arrive`; the last to come to a meeting notes when."""
     now = _now()
-    if team._arrive(counter) == arrivals - 1:
-        place = (arrivals - _read(counter, BASE)) // num_threads - 1
-        if place < _read(counter, ROOM):
-            _write(counter, TIMES + place, now)
-    looks = 0
-    while team._look(counter) < arrivals:
-        looks += 1
-        if looks < team._PATIENCE:
-            team._pause()
-        else:
-            team._yield_processor()
-    return arrivals
+    before = team._arrive(counter)
+    arrived, threads = before + 1 - _read(counter, BASE), _read(counter, THREADS)
+    meeting = arrived // threads - 1
+    if arrived % threads == 0 and meeting < _read(counter, ROOM):
+        _write(counter, TIMES + meeting, now)
+    return before
+
+
+def _with_names(function: Any, **names: Any) -> Any:
+    """A compiled function's code, compiled anew with other functions behind these names."""
+    code = function.py_func
+    return kernel(FunctionType(code.__code__, {**code.__globals__, **names}, code.__name__))
 
 
 @kernel
@@ -112,9 +116,11 @@ def _only_meet(thread, num_threads, counter, arrivals):
 @cache
 def noting_forward() -> Any:
     """`run_forward`, compiled when it is first called, which takes as long as it does."""
-    function = forward_numba.run_forward.py_func
-    names = {**function.__globals__, "meet": _meet_and_note}
-    return kernel(FunctionType(function.__code__, names, "noting_forward"))
+    meetings = {
+        name: _with_names(getattr(team, name), _arrive=_arrive_and_note)
+        for name in ("meet", "meet_and_ask")
+    }
+    return _with_names(forward_numba.run_forward, **meetings)
 
 
 class NotingTeam(team.Team):
@@ -128,7 +134,7 @@ class NotingTeam(team.Team):
         super().__init__(num_threads)
         self._counter = np.zeros(TIMES + MOST_PHASES, dtype=np.int64)
         self._address = self._counter.ctypes.data
-        self._counter[ROOM] = MOST_PHASES
+        self._counter[THREADS], self._counter[ROOM] = num_threads, MOST_PHASES
         self.nanoseconds: Counter[str] = Counter()
 
     def run(self, function: Any, *arguments: Any) -> None:

@@ -5,14 +5,12 @@ shows. The host's share is what is left of a step: n-gram pool, verification, an
 Knows how parts become rows; how they are timed is `profile_numba.py`'s and `profile_ops.py`'s business.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
-from unittest.mock import patch
 
 import timing
 import torch
@@ -22,7 +20,6 @@ from tqdm import tqdm
 from lookahead import Engine, LookaheadConfig
 from lookahead.config import AUTOREGRESSIVE
 from lookahead.errors import InputError
-from lookahead.kernels import largest_logit
 from lookahead.models.llama import Llama
 from lookahead.step import StepRecord
 
@@ -143,29 +140,10 @@ def _run(
     return last.steps - first.steps, last.decode_seconds - first.decode_seconds, parts
 
 
-@contextmanager
-def _compiled_clocks(model: Llama) -> Iterator[Counter[str]]:
+def _compiled_clocks(model: Llama) -> AbstractContextManager[Counter[str]]:
     from profile_numba import forward_phases
 
-    head: Counter[str] = Counter()
-
-    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            began = time.perf_counter()
-            value = run(*arguments)
-            head["head + argmax"] += time.perf_counter() - began
-            return value
-
-        return call
-
-    choose = largest_logit.choose
-    with (
-        forward_phases(torch.get_num_threads()) as seconds,
-        patch.object(model, "logits", timed(model.logits)),
-        patch.object(largest_logit, "choose", lambda *names: timed(choose(*names))),
-    ):
-        yield seconds
-    seconds.update(head)
+    return forward_phases(torch.get_num_threads())
 
 
 def _operation_clocks(model: Llama) -> AbstractContextManager[Counter[str]]:

@@ -83,6 +83,6 @@ class Replayer:
                     f"{mode} took {result.steps} steps for {result.new_tokens} tokens, which are not "
                     f"those of the recording's {recorded.steps} steps"
                 )
-            return Run(result.token_ids, result.new_tokens, result.steps, result.decode_seconds)
+            return decode_modes.run_of(result)
 
         return run

@@ -1,98 +1,62 @@
 """A model whose choices are recorded, and a model whose choices are those that were recorded.
 
-Both run the model's own forward pass and head; the second then makes the recorded token's logit the
-largest. Only steps ask for logits, so that a prompt's prefill is neither recorded nor forced. One
-sequence. Knows nothing of files, and nothing of decoding but that a step's live rows come first.
+Both run the model's own forward pass, head and argmax; the second then gives the recorded tokens
+instead. Only steps choose, so that a prompt's prefill is neither recorded nor forced. One sequence.
+Knows nothing of files, and nothing of decoding but that a step's live rows come first.
 """
 
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 from trace_file import RecordedRun
 
-from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
-from lookahead.layout import LookaheadLayout
+from lookahead.layout import RowTree
 from lookahead.models.llama import Llama
 
-FORCED_LOGIT = 1e4  # far above any other, and finite in every dtype
+Choices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class RowsDiffer(Exception):
     """A step has other rows than the recorded one. Says which."""
 
 
-class _Rows(NamedTuple):
-    """What the last forward pass was given."""
-
-    tokens: torch.Tensor
-    layout: LookaheadLayout
-    lengths: torch.Tensor
-    live_rows: torch.Tensor
-
-    @property
-    def check(self) -> int:
-        """A number that tells these rows and where they stand from others."""
-        live = self.tokens[0, : int(self.live_rows[0])].tolist()
-        words = " ".join(map(str, [int(self.lengths[0]), *live]))
-        return zlib.crc32(words.encode()) >> 1  # as many bits as a signed number has
-
-    @property
-    def logit_count(self) -> int:
-        """Rows with logits that are live, the first of them."""
-        live = int(self.live_rows[0])
-        return sum(row < live for row in self.layout.logit_rows)
+def check_of(tokens: torch.Tensor, lengths: torch.Tensor, live_rows: torch.Tensor) -> int:
+    """A number that tells these live rows and where they stand from others."""
+    live = tokens[0, : int(live_rows[0])].tolist()
+    words = " ".join(map(str, [int(lengths[0]), *live]))
+    return zlib.crc32(words.encode()) >> 1  # as many bits as a signed number has
 
 
-class _Watched:
-    """A model whose steps' rows are seen."""
+class Recorder:
+    """Keeps checks and answers of all steps."""
 
     def __init__(self, model: Llama) -> None:
-        self._model_forward = model.forward
-        self._model_logits = model.logits
-        self._rows: _Rows | None = None
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: LookaheadLayout,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `Llama.forward`."""
-        self._rows = _Rows(tokens, layout, lengths, live_rows)
-        return self._model_forward(tokens, positions, layout, cache, lengths, live_rows)
-
-
-class Recorder(_Watched):
-    """Keeps checks and answers of the steps since the last `clear`."""
-
-    def __init__(self, model: Llama) -> None:
-        super().__init__(model)
-        self._implementation = model.implementation
-        self.clear()
-
-    def clear(self) -> None:
+        self._model_choose = model.choose
         self.checks: list[int] = []
         self.answers: list[list[int]] = []
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Llama.logits`."""
-        assert self._rows is not None
-        logits = self._model_logits(hidden)
-        tokens, _ = largest_logit(logits, self._implementation)
-        self.checks.append(self._rows.check)
-        self.answers.append(tokens[0, : self._rows.logit_count].tolist())
-        return logits
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> Choices:
+        """See `Llama.choose`."""
+        found = self._model_choose(tokens, positions, layout, cache, lengths, live_rows, rows)
+        self.checks.append(check_of(tokens, lengths, live_rows))
+        self.answers.append(found[1][rows < live_rows].tolist())
+        return found
 
 
-class Forcer(_Watched):
+class Forcer:
     """Gives the answers of the run that `begin` names.
 
     What is forced lies on the model's device, and the step's number too, so that the host waits for
@@ -101,7 +65,7 @@ class Forcer(_Watched):
 
     def __init__(self, model: Llama, runs: Sequence[RecordedRun], most_logits: int) -> None:
         """Room for these runs, with at most so many rows with logits in a step's layout."""
-        super().__init__(model)
+        self._model_choose = model.choose
         self.most_logits = most_logits
         steps = max(run.steps for run in runs)
         self._answers = torch.zeros((steps, most_logits), dtype=torch.int64, device=model.device)
@@ -116,25 +80,32 @@ class Forcer(_Watched):
         self._step.zero_()
         self._checks, self._checked = (run.checks if is_checked else None), 0
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Llama.logits`. Raises RowsDiffer where rows are checked."""
-        assert self._rows is not None
+    def choose(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> Choices:
+        """See `Llama.choose`; the logits are still the model's. Raises RowsDiffer where rows are
+        checked."""
         if self._checks is not None:
             number, self._checked = self._checked, self._checked + 1
-            if self._checks[number : number + 1] != [self._rows.check]:
+            if self._checks[number : number + 1] != [check_of(tokens, lengths, live_rows)]:
                 raise RowsDiffer(f"step {number} has other rows than the recorded one")
-        logits = self._model_logits(hidden)
+        logits, _, finite = self._model_choose(
+            tokens, positions, layout, cache, lengths, live_rows, rows
+        )
         answers = self._answers.index_select(0, self._step.clamp(max=len(self._answers) - 1))
         self._step += 1
-        places = answers[:, : logits.shape[1]].unsqueeze(2)
-        return logits.scatter_(2, places, FORCED_LOGIT)
+        return logits, answers[0, : len(rows)], finite
 
 
 @contextmanager
 def watched(model: Llama, watcher: Recorder | Forcer) -> Iterator[None]:
     """Within it the model's steps go through the watcher."""
-    with (
-        patch.object(model, "forward", watcher.forward),
-        patch.object(model, "logits", watcher.logits),
-    ):
+    with patch.object(model, "choose", watcher.choose):
         yield

@@ -1,6 +1,7 @@
 """The benchmarks: their figures, their prompts, and that they refuse to time what is wrong."""
 
 import hashlib
+import inspect
 import json
 import re
 import subprocess
@@ -16,8 +17,10 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from lookahead import Engine, InputError, LookaheadConfig
+from lookahead import engine as engine_module
 from lookahead import tokenizer as text_tokenizer
 from lookahead.config import AUTOREGRESSIVE
+from lookahead.step_costs import StepCosts
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
@@ -107,6 +110,7 @@ def test_rows_are_called_lookahead_only_with_window_and_ngrams() -> None:
     assert decode_modes.label(bare) == "lookahead, window only"
     assert decode_modes.label(LookaheadConfig(0, 5, 15)) == "pool only"
     assert "lookahead" not in decode_modes.label(LookaheadConfig(4, 2, 4))
+    assert decode_modes.label(LookaheadConfig(0, 5, 15, adaptive=True)) == "tuned"
 
 
 def test_ratios_are_to_the_fastest_autoregressive_mode_of_each_prompt() -> None:
@@ -116,16 +120,18 @@ def test_ratios_are_to_the_fastest_autoregressive_mode_of_each_prompt() -> None:
     modes = [
         mode("autoregressive", AUTOREGRESSIVE),
         mode("another autoregressive", AUTOREGRESSIVE),
-        mode("lookahead", LookaheadConfig(5, 4, 5)),
+        mode("tuned", LookaheadConfig(5, 4, 5, adaptive=True)),
         mode("peer", None),
+        mode("lookahead", LookaheadConfig(5, 4, 5)),
     ]
     jobs = [Job(timing.Prompt(name, None, name, False), [0]) for name in ("a", "b")]
     same, other = [1, 2, 3, 4], [1, 2, 3, 5]
     runs = [
         [[Run(same, 4, 4, 1.0), Run(same, 4, 4, 3.0)], [Run(same, 4, 4, 2.0)]],
         [[Run(same, 4, 4, 4.0)], [Run(same, 4, 4, 1.0)]],
-        [[Run(same, 4, 2, 0.5)], [Run(other, 4, 1, 2.0)]],
+        [[Run(same, 4, 2, 0.5, 9.0)], [Run(other, 4, 1, 2.0, 15.0)]],
         [[Run(same[:1], 0, 0, 0.0)], [Run(same, 3, 3, 1.0)]],
+        [[Run(same[:1], 0, 0, 0.0)], [Run(same[:1], 0, 0, 0.0)]],
     ]
     counts = [decode_modes.AcceptedTokens() for _ in modes]
     counts[2].counts.update(window=5)
@@ -138,6 +144,11 @@ def test_ratios_are_to_the_fastest_autoregressive_mode_of_each_prompt() -> None:
     assert fast["ratio"]["median"] == pytest.approx(1.75)
     assert fast["tokens_per_step"] == pytest.approx(8 / 3)
     assert fast["ms_per_step"]["median"] == pytest.approx((250 + 2000) / 2)
+    assert fast["time_ratio"] == {
+        "median": pytest.approx((1 / 3 + 2) / 2),
+        "worst": pytest.approx(2),
+    }
+    assert fast["rows_per_step"] == pytest.approx((2 * 9 + 15) / 3)
     assert fast["identical_prompts"] == 1
     assert fast["accepted"] == {"prompt": 0, "window": 5, "output": 0}
     # A peer that emitted one token has no speed on that prompt.
@@ -145,11 +156,18 @@ def test_ratios_are_to_the_fastest_autoregressive_mode_of_each_prompt() -> None:
     assert peer["accepted"] is None
     assert [prompt["ratio"] for prompt in peer["prompts"]] == [None, pytest.approx(0.75)]
     assert peer["tokens_per_step"] == 1
+    assert peer["rows_per_step"] is None
+    assert peer["time_ratio"] == {"median": pytest.approx(4 / 3), "worst": pytest.approx(4 / 3)}
+    assert rows[4]["time_ratio"] is None
     table = decode_figures.timed_table(rows).splitlines()
     assert table[3].split() == (
-        "lookahead (5, 4, 5) 2.67 1125.0 5.0 3.2-6.8 1.75 1/2 0 5 0".split()
+        "tuned (5, 4, 5) 11.0 2.67 1125.0 5.0 3.2-6.8 1.75 1/2 0 5 0".split()
     )
     assert table[4].split() == ["peer", "1.00", "333.3", "3.0", "3.0-3.0", "0.75", "1/2"]
+    assert decode_figures.time_line(rows) == (
+        "tuned: a prompt takes 1.17 of the time of autoregressive decoding in the median, 2.00 at worst"
+    )
+    assert decode_figures.time_line([{**rows[4], "mode": "tuned"}]) == "tuned: no step to time"
 
 
 @pytest.mark.parametrize(
@@ -289,6 +307,17 @@ def test_provenance_reads_commit_and_changes(
 def test_configs_are_read() -> None:
     expected = [LookaheadConfig(5, 4, 5), LookaheadConfig(15, 5, 15)]
     assert decode_modes.parse_configs("5,4,5;15,5,15; 5, 4, 5") == expected
+    assert decode_modes.parse_configs(" ", may_be_empty=True) == []
+    with pytest.raises(InputError, match='expected "W,N,G;W,N,G"'):
+        decode_modes.parse_configs("")
+
+
+def test_steps_have_room_for_what_the_engine_chooses() -> None:
+    default = inspect.signature(Engine.load).parameters["max_step_rows"].default
+    assert decode_modes.step_rows([]) == default
+    assert decode_modes.step_rows([LookaheadConfig(4, 3, 2)]) == default
+    # 40 columns of 4 rows and 20 candidates of 4.
+    assert decode_modes.step_rows([LookaheadConfig(40, 5, 20), LookaheadConfig(4, 3, 2)]) == 240
 
 
 def test_decode_reports_every_mode(
@@ -307,6 +336,7 @@ def test_decode_reports_every_mode(
     assert record["provenance"]["prompts"]["file"] == "prompts.jsonl"
     assert [row["mode"] for row in record["rows"]] == [
         "autoregressive",
+        "tuned",
         "lookahead",
         "lookahead, window only",
         "pool only",
@@ -321,8 +351,18 @@ def test_decode_reports_every_mode(
         # Each step gives one token; what is more was accepted, in the same float32.
         steps = sum(prompt["steps"] for prompt in row["prompts"])
         assert new_tokens == steps + sum(row["accepted"].values())
-    plain, full, bare, pool = record["rows"][:4]
-    assert plain["tokens_per_step"] == 1
+    plain, tuned, full, bare, pool = record["rows"][:5]
+    assert (plain["tokens_per_step"], plain["rows_per_step"]) == (1, 1)
+    assert plain["time_ratio"] == {"median": 1.0, "worst": 1.0}
+    # The best yield among those whose rows cost as much as one, by the tests' step costs.
+    assert (tuned["window"], tuned["ngram"], tuned["guesses"]) == (0, 6, 3)
+    assert [row["adaptive"] for row in record["rows"]] == [None, True, *[False] * 6]
+    assert 1 <= tuned["rows_per_step"] <= 16
+    assert tuned["time_ratio"]["worst"] >= tuned["time_ratio"]["median"] > 0
+    assert record["choice"] == (
+        "1.86 tokens a step expected in 1.00 of the time of one row: 1.86x plain decoding"
+    )
+    assert 8 <= full["rows_per_step"] <= 16
     assert plain["ratio"]["p80"] == 1.0
     assert (full["window"], full["ngram"], full["guesses"], full["prompt_ngrams"]) == (
         4,
@@ -335,6 +375,48 @@ def test_decode_reports_every_mode(
     assert (pool["window"], pool["accepted"]["window"]) == (0, 0)
     assert max(row["tokens_per_step"] for row in record["rows"]) > 1
     assert re.search(r"^lookahead, window only +\(4, 3, 4\) +\d", text, re.MULTILINE)
+    assert re.search(r"^tuned: a prompt takes \d\.\d\d of the time of autoreg", text, re.MULTILINE)
+
+
+def test_decode_runs_without_configurations(
+    checkpoint: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--ckpt", str(checkpoint), "--prompts", str(prompts), "--configs", ""]
+    assert decode.main([*arguments, "--max-new-tokens", "6", "--repeats", "1"]) == 0
+    rows = last_json(capsys.readouterr().out)["rows"]
+    assert [(row["mode"], row["identical_prompts"]) for row in rows] == [
+        ("autoregressive", 2),
+        ("tuned", 2),
+    ]
+    assert decode.main([*arguments, "--steps-only"]) == 2
+    assert_one_line(capsys, "--steps-only counts the steps of --configs: give at least one")
+
+
+def test_what_is_checked_and_timed_is_what_the_timed_engine_chooses(
+    checkpoint: Path,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a device where rows are free in bfloat16 and dear in float32."""
+    free, dear = StepCosts((1, 64), (1.0, 1.0)), StepCosts((1, 2), (1.0, 9.0))
+    monkeypatch.setattr(
+        engine_module, "step_costs", lambda model, *_: free if model.dtype.itemsize == 2 else dear
+    )
+    configs: list[tuple[str, LookaheadConfig]] = []
+    generate = Engine.generate
+
+    def noted(engine: Engine, ids: list[int], **options: object) -> object:
+        if options["mode"] == "lookahead":
+            configs.append((str(engine.model.dtype), options["lookahead"]))
+        return generate(engine, ids, **options)
+
+    monkeypatch.setattr(Engine, "generate", noted)
+    arguments = ["--ckpt", str(checkpoint), "--prompts", str(prompts), "--configs", ""]
+    arguments += ["--max-new-tokens", "6", "--repeats", "1", "--dtype", "bfloat16"]
+    assert decode.main(arguments) == 0
+    choice = LookaheadConfig(7, 5, 7, adaptive=True)
+    assert set(configs) == {("torch.float32", choice), ("torch.bfloat16", choice)}
 
 
 def test_decode_counts_steps_without_timing(
@@ -416,6 +498,7 @@ def test_decode_counts_prompts_that_differ_in_16_bits(
     identical = {row["mode"]: row["identical_prompts"] for row in record["rows"]}
     assert identical["autoregressive"] == 2
     flags = [prompt["identical"] for prompt in record["rows"][2]["prompts"]]
+    assert identical["tuned"] == 2
     assert flags[0] is False
     assert sum(flags) == identical["lookahead"]
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +62,9 @@ def result(new_tokens: int, steps: int, seconds: float) -> Result:
         window=0,
         ngram=2,
         guesses=0,
+        choice="given",
+        adaptive=False,
+        rows_per_step=1.0,
         seed=0,
         exact=True,
         inexact_reason=None,
@@ -93,34 +95,32 @@ def test_ratios_are_to_the_faster_autoregressive_mode_of_each_repeat() -> None:
 
 
 def test_where_lookahead_stops_paying() -> None:
-    def row(size: int, shape: tuple[int, int, int], ratio: float) -> dict:
+    def row(size: int, shape: tuple[int, int, int], ratio: float, mode: str = "lookahead") -> dict:
         names = ("window", "ngram", "guesses")
         return {
             **dict(zip(names, shape, strict=True)),
+            "mode": mode,
             "batch": size,
             "ratio": {"median": ratio},
         }
 
     small, large, plain = (4, 3, 2), (15, 5, 15), (0, 2, 0)
-    rows = [row(size, plain, 1.0) for size in (1, 2, 4)]
+    rows = [row(size, plain, 1.0, "autoregressive") for size in (1, 2, 4)]
     rows += [row(4, small, 1.1), row(1, small, 1.5), row(2, small, 1.2)]
     rows += [row(1, large, 1.3), row(2, large, 0.9), row(4, large, 1.1)]
+    # What the engine chooses is another shape at each batch, and at the last no extra row.
+    rows += [row(1, small, 1.6, "tuned"), row(2, large, 1.2, "tuned"), row(4, plain, 0.99, "tuned")]
     found = batch_figures.stops_paying(rows)
-    assert [(end["window"], end["batch"]) for end in found] == [(4, None), (15, 2)]
-    assert batch_figures.verdict(found).splitlines() == [
-        "(4, 3, 2): faster at every batch",
-        "(15, 5, 15): no longer faster from batch 2",
+    assert found == [
+        {"mode": "lookahead (4, 3, 2)", "batch": None},
+        {"mode": "lookahead (15, 5, 15)", "batch": 2},
+        {"mode": "tuned", "batch": 4},
     ]
-
-
-def batched(change: Callable[[int, Result], Result] = lambda size, result: result) -> Callable:
-    """`generate` of lists of any size: each prompt by itself, then changed by the list's size."""
-    generate = Engine.generate
-
-    def run(engine: Engine, prompts: list[list[int]], **options: object) -> list[Result]:
-        return [change(len(prompts), generate(engine, ids, **options)) for ids in prompts]
-
-    return run
+    assert batch_figures.verdict(found).splitlines() == [
+        "lookahead (4, 3, 2): faster at every batch",
+        "lookahead (15, 5, 15): no longer faster from batch 2",
+        "tuned: no longer faster from batch 4",
+    ]
 
 
 def run(checkpoint: Path, prompts: Path, *options: str) -> int:
@@ -130,33 +130,35 @@ def run(checkpoint: Path, prompts: Path, *options: str) -> int:
 
 
 def test_batches_are_timed(
-    checkpoint: Path,
-    prompts: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Engine, "generate", batched())
     assert run(checkpoint, prompts, "--batches", "1,2") == 0
     text, progress = capsys.readouterr()
     assert progress == ""
     record = json.loads(text.splitlines()[-1])
     assert [(row["batch"], row["mode"]) for row in record["rows"]] == [
         (1, "autoregressive"),
+        (1, "tuned"),
         (1, "lookahead"),
         (2, "autoregressive"),
+        (2, "tuned"),
         (2, "lookahead"),
     ]
-    assert [row["tokens"] for row in record["rows"]] == [60] * 4
-    assert [row["steps"] for row in record["rows"][::2]] == [5 * 12, 3 * 12]
-    assert record["rows"][2]["ratio"]["median"] == 1
-    assert len(record["stops_paying"]) == 1
+    assert [row["tokens"] for row in record["rows"]] == [60] * 6
+    assert [row["steps"] for row in record["rows"][::3]] == [5 * 12, 3 * 12]
+    assert record["rows"][5]["steps"] < 3 * 12
+    assert record["rows"][3]["ratio"]["median"] == 1
+    assert [end["mode"] for end in record["stops_paying"]] == ["tuned", "lookahead (4, 3, 2)"]
+    # By the tests' step costs, 16 rows are as dear as one: 2 x 7.6 rows are, and 2 x 10.6 are not.
+    assert [row["guesses"] for row in record["rows"][1::3]] == [3, 3]
 
 
-def test_an_engine_without_batches_still_has_batch_one(
+def test_batches_run_without_configurations(
     checkpoint: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(checkpoint, prompts, "--batches", "1") == 0
-    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]) == 2
+    assert run(checkpoint, prompts, "--batches", "4", "--configs", "") == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["mode"] for row in rows] == ["autoregressive", "tuned"]
 
 
 def test_ids_that_differ_in_a_batch_are_not_timed(
@@ -165,12 +167,16 @@ def test_ids_that_differ_in_a_batch_are_not_timed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def change(size: int, found: Result) -> Result:
-        if size == 2 and found.mode == "lookahead":
-            return replace(found, token_ids=[*found.token_ids[:7], 0, *found.token_ids[8:]])
-        return found
+    generate = Engine.generate
 
-    monkeypatch.setattr(Engine, "generate", batched(change))
+    def differing(engine: Engine, prompts: list[list[int]], **options: object) -> list[Result]:
+        results = generate(engine, prompts, **options)
+        if len(prompts) == 2 and options["lookahead"] == CONFIG:
+            ids = results[1].token_ids
+            results[1] = replace(results[1], token_ids=[*ids[:7], 0, *ids[8:]])
+        return results
+
+    monkeypatch.setattr(Engine, "generate", differing)
     assert run(checkpoint, prompts, "--batches", "1,2") == 1
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -1,6 +1,7 @@
 """`bench/memory.py`: what is counted, and that memory that is lost shows."""
 
 import json
+import mmap
 import sys
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def test_lost_memory_shows(
     generate, lost = memory._generate, []
 
     def losing(*arguments: object) -> int:
-        lost.append(torch.ones(3_000_000, dtype=torch.uint8))
+        lost.append(mmap.mmap(-1, 3_000_000))  # pages of its own, and none that was freed before
+        lost[-1].write(b"\1" * 3_000_000)
         return generate(*arguments)
 
     monkeypatch.setattr(memory, "_generate", losing)

@@ -18,6 +18,7 @@ from torch.autograd import DeviceType
 
 from lookahead import Engine, InputError, LookaheadConfig
 from lookahead.models import forward_numba
+from lookahead.models.forward_ops import OpsForward
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
@@ -38,8 +39,10 @@ CALLS = {
     "_attend_share": "attention",
     "gate_row": "rest",
     "_norm_share": "norm",
-    "store_one": "rest",
+    "store": "rest",
+    "_gather_rows": "rest",
 }
+HEAD = {"multiply_share", "_largest_of_share"}
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +57,14 @@ def load(checkpoint: Path, implementation: str = "auto") -> Engine:
 
 
 def called_between_meetings(body: list[ast.stmt]) -> list[list[str]]:
-    """The names called before each `meet` of some statements."""
+    """The names called before each meeting of some statements."""
     phases: list[list[str]] = [[]]
     for statement in body:
         calls = [node.func.id for node in ast.walk(statement) if is_call(node)]
-        if "meet" in calls:
+        if {"meet", "meet_and_ask"} & set(calls):
             phases.append([])
         else:
-            phases[-1] += [name for name in calls if name in CALLS]
+            phases[-1] += [name for name in calls if name in CALLS or name in HEAD]
     return phases
 
 
@@ -86,12 +89,15 @@ def test_phases_are_those_of_the_forward_pass() -> None:
     ]
     found, first, rest = called_between_meetings(before)
     assert (found, first, rest) == ([], ["_embed_row", "_norm_share"], [])
-    assert called_between_meetings(behind) == [["store_one"], []]
-    assert profile_numba.phases(9 * LAYERS + 3) == (
-        "rest", *profile_numba.LAYER_PHASES, *profile_numba.LAYER_PHASES, "rest",
+    gathering, head, nothing = called_between_meetings(behind)
+    assert ([CALLS[name] for name in gathering], nothing) == (["rest", "rest"], [])
+    assert set(head) == HEAD
+    assert profile_numba.LAST_PHASES == ("rest", "head + argmax")
+    assert profile_numba.phases(9 * LAYERS + 4) == (
+        "rest", *profile_numba.LAYER_PHASES, *profile_numba.LAYER_PHASES, "rest", "head + argmax",
     )  # fmt: skip
-    with pytest.raises(AssertionError, match="20 meetings"):
-        profile_numba.phases(20)
+    with pytest.raises(AssertionError, match="21 meetings"):
+        profile_numba.phases(21)
 
 
 def test_clocks_see_every_phase_and_change_nothing(checkpoint: Path) -> None:
@@ -105,7 +111,7 @@ def test_clocks_see_every_phase_and_change_nothing(checkpoint: Path) -> None:
                 result = engine.generate("abc abc", max_new_tokens=24, lookahead=CONFIG)
             spent = time.perf_counter() - began
             assert (result.token_ids, result.steps) == (expected.token_ids, expected.steps)
-            assert set(seconds) == {"products", "attention", "norm", "rest"}
+            assert set(seconds) == {"products", "attention", "norm", "rest", "head + argmax"}
             assert min(seconds.values()) > 0
             assert sum(seconds.values()) < spent
 
@@ -114,13 +120,13 @@ def test_operations_are_counted_as_what_they_are(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(checkpoint, "torch")
-    logits, pause = engine.model.logits, 0.01
+    logits, pause = OpsForward.logits, 0.01
 
-    def slow_logits(hidden: torch.Tensor) -> torch.Tensor:
+    def slow_logits(forward: OpsForward, hidden: torch.Tensor) -> torch.Tensor:
         time.sleep(pause)
-        return logits(hidden)
+        return logits(forward, hidden)
 
-    monkeypatch.setattr(engine.model, "logits", slow_logits)
+    monkeypatch.setattr(OpsForward, "logits", slow_logits)
     with one_thread(), profile_ops.operation_times(engine.model) as seconds:
         result = engine.generate("abc abc", max_new_tokens=8, lookahead=CONFIG)
     assert set(seconds) == {"products", "attention", "norm", "rest", "head + argmax"}
@@ -179,13 +185,15 @@ def test_parts_of_a_step_add_up(checkpoint: Path, implementation: str) -> None:
     engine = load(checkpoint, implementation)
     job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
     with one_thread():
-        plain, drafting = profile_step.measure(engine, [CONFIG], [job], 16, repeats=2)
+        configs = [CONFIG, engine.tuning.config]
+        plain, drafting, tuned = profile_step.measure(engine, configs, [job], 16, repeats=2)
     assert (plain["mode"], plain["rows"], plain["steps"]) == ("autoregressive", 1, 2 * 15)
     # Lengths 6..21, the first step's too.
     assert plain["length"] == 6 + 7.5
     assert (drafting["window"], drafting["ngram"], drafting["guesses"]) == (4, 3, 2)
     assert 8 <= drafting["rows"] <= 12
-    for row in (plain, drafting):
+    assert (tuned["mode"], tuned["window"], tuned["guesses"]) == ("tuned", 0, 3)
+    for row in (plain, drafting, tuned):
         assert set(row["ms"]) == set(profile_step.PARTS)
         assert min(row["ms"].values()) > 0
         assert sum(row["ms"].values()) == pytest.approx(row["ms_with_clocks"])
@@ -203,7 +211,7 @@ def test_decode_profiles(
     text = capsys.readouterr().out
     record = json.loads(text.splitlines()[-1])
     assert (record["benchmark"], record["implementation"]) == ("profile", "numba")
-    assert [row["mode"] for row in record["rows"]] == ["autoregressive", "lookahead"]
+    assert [row["mode"] for row in record["rows"]] == ["autoregressive", "tuned", "lookahead"]
     assert text.splitlines()[2].split()[:5] == ["step", "rows", "length", "ms/step", "with"]
     # One new token comes with the first step, which is left out.
     assert decode.main([*arguments, "--max-new-tokens", "1"]) == 2

@@ -14,7 +14,6 @@ from torch.autograd import DeviceType
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.config import AUTOREGRESSIVE
-from lookahead.layout import LookaheadLayout
 from lookahead.models.llama import Llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -108,8 +107,8 @@ def test_a_replay_takes_the_recorded_steps(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     passes = []
-    logits = Llama.logits
-    monkeypatch.setattr(Llama, "logits", lambda self, x: passes.append(0) or logits(self, x))
+    choose = Llama.choose
+    monkeypatch.setattr(Llama, "choose", lambda *given: passes.append(0) or choose(*given))
     assert run("--replay", str(directory / "trace.json")) == 0
     text, progress = capsys.readouterr()
     assert progress == ""
@@ -164,33 +163,57 @@ def test_a_replay_that_leaves_the_recording_is_refused(
     )
 
 
+class FakeModel:
+    """Chooses at each row the row's number."""
+
+    device = CPU
+
+    def choose(self, *given: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = given[-1]
+        return torch.zeros(len(rows), 7), rows, rows >= 0
+
+
+def choose(model, *, live: int = 6, more: int = 0):
+    """What a model or a watcher chooses at rows 0, 2, 3, 4, 5 and 7, of which so many are live."""
+    tokens = torch.arange(8)[None] + more
+    given = (tokens, None, None, None, torch.tensor([9 + more]), torch.tensor([live]))
+    return model.choose(*given, torch.tensor([0, 2, 3, 4, 5, 7]))
+
+
 def test_rows_that_are_dead_have_no_answers() -> None:
-    """A layout with room for two candidates, of which one is there."""
-    layout = LookaheadLayout(2, 3, 2)
-    assert layout.logit_rows == (0, 2, 3, 4, 5, 6, 7)
-    tokens = torch.arange(8)[None]
-    live, length = torch.tensor([6]), torch.tensor([9])
-    rows = trace_model._Rows(tokens, layout, length, live)
-    assert rows.logit_count == 5
-    smaller = LookaheadLayout(2, 3, 1)
-    same = trace_model._Rows(tokens[:, :6], smaller, length, live)
-    assert same.check == rows.check
-    assert trace_model._Rows(tokens, layout, length, live - 1).check != rows.check
-    assert trace_model._Rows(tokens, layout, length + 1, live).check != rows.check
-    assert trace_model._Rows(tokens + 1, layout, length, live).check != rows.check
+    model = FakeModel()
+    recorder = trace_model.Recorder(model)
+    with trace_model.watched(model, recorder):
+        assert choose(model)[1].tolist() == [0, 2, 3, 4, 5, 7]
+        choose(model, live=4)
+    choose(model)  # nobody watches any more
+    assert recorder.answers == [[0, 2, 3, 4, 5], [0, 2, 3]]
 
 
-def test_forced_tokens_are_the_largest() -> None:
-    fake = SimpleNamespace(
-        device=CPU, forward=None, logits=lambda hidden: torch.randn(1, hidden.shape[1], 7)
-    )
-    runs = [RecordedRun(CONFIG, [], [0, 0], [[3, 6], [1, 2, 5]])]
-    forcer = trace_model.Forcer(fake, runs, most_logits=4)
-    for _ in range(2):  # begun anew, it is at the first step again
-        forcer.begin(runs[0], is_checked=False)
-        forcer._rows = trace_model._Rows(*[None] * 4)
-        assert forcer.logits(torch.zeros(1, 2, 1)).argmax(2).tolist() == [[3, 6]]
-        assert forcer.logits(torch.zeros(1, 4, 1)).argmax(2).tolist()[0][:3] == [1, 2, 5]
+def test_checks_tell_steps_apart() -> None:
+    tokens, live, length = torch.arange(8)[None], torch.tensor([6]), torch.tensor([9])
+    check = trace_model.check_of(tokens, length, live)
+    assert trace_model.check_of(tokens[:, :6], length, live) == check  # a smaller layout
+    assert trace_model.check_of(tokens, length, live - 1) != check
+    assert trace_model.check_of(tokens, length + 1, live) != check
+    assert trace_model.check_of(tokens + 1, length, live) != check
+
+
+def test_recorded_tokens_are_given() -> None:
+    recorder = trace_model.Recorder(FakeModel())
+    choose(recorder)
+    choose(recorder, more=1)
+    run = RecordedRun(CONFIG, [], recorder.checks, [[3, 6, 1, 1, 2], [1, 2, 5]])
+    forcer = trace_model.Forcer(FakeModel(), [run], most_logits=6)
+    for is_checked in (True, False):  # begun anew, it is at the first step again
+        forcer.begin(run, is_checked)
+        logits, tokens, finite = choose(forcer)
+        assert tokens.tolist() == [3, 6, 1, 1, 2, 0]
+        assert (tuple(logits.shape), finite.tolist()) == ((6, 7), [True] * 6)
+        assert choose(forcer, more=1)[1].tolist()[:3] == [1, 2, 5]
+    forcer.begin(run, is_checked=True)
+    with pytest.raises(trace_model.RowsDiffer, match="step 0 has other rows"):
+        choose(forcer, more=1)
 
 
 def test_prompts_are_lengthened_by_the_others() -> None:
