@@ -149,8 +149,8 @@ def test_batches_are_timed(
     assert record["rows"][5]["steps"] < 3 * 12
     assert record["rows"][3]["ratio"]["median"] == 1
     assert [end["mode"] for end in record["stops_paying"]] == ["tuned", "lookahead (4, 3, 2)"]
-    # By the tests' step costs, 16 rows are as dear as one: 2 x 7.6 rows are, and 2 x 10.6 are not.
-    assert [row["guesses"] for row in record["rows"][1::3]] == [3, 3]
+    # By the tests' step costs, 16 rows are as dear as one: 2 x 4.7 rows are, and 2 x 10.6 are not.
+    assert [row["guesses"] for row in record["rows"][1::3]] == [4, 4]
 
 
 def test_batches_run_without_configurations(

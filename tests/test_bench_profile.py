@@ -192,7 +192,7 @@ def test_parts_of_a_step_add_up(checkpoint: Path, implementation: str) -> None:
     assert plain["length"] == 6 + 7.5
     assert (drafting["window"], drafting["ngram"], drafting["guesses"]) == (4, 3, 2)
     assert 8 <= drafting["rows"] <= 12
-    assert (tuned["mode"], tuned["window"], tuned["guesses"]) == ("tuned", 0, 3)
+    assert (tuned["mode"], tuned["window"], tuned["guesses"]) == ("tuned", 0, 4)
     for row in (plain, drafting, tuned):
         assert set(row["ms"]) == set(profile_step.PARTS)
         assert min(row["ms"].values()) > 0
