@@ -1,8 +1,8 @@
 """A model whose choices are recorded, and a model whose choices are those that were recorded.
 
-Both run the model's own forward pass and head; the second then makes the recorded token's logit the
-largest. Only steps ask for logits, so that a prompt's prefill is neither recorded nor forced. One
-sequence. Knows nothing of files, and nothing of decoding but that a step's live rows come first.
+Both run the model's own forward pass, head and argmax; the second then gives the recorded tokens in
+place of those. Only steps choose tokens, so that a prompt's prefill is neither recorded nor forced.
+One sequence. Knows nothing of files, and nothing of decoding but that a step's live rows come first.
 """
 
 import zlib
@@ -14,12 +14,12 @@ from unittest.mock import patch
 import torch
 from trace_file import RecordedRun
 
-from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.models.llama import Llama
 
-FORCED_LOGIT = 1e4  # far above any other, and finite in every dtype
+# Logits, chosen tokens, and whether the logits are finite; see `Llama.choose`.
+Choices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class RowsDiffer(Exception):
@@ -52,11 +52,9 @@ class _Watched:
     """A model whose steps' rows are seen."""
 
     def __init__(self, model: Llama) -> None:
-        self._model_forward = model.forward
-        self._model_logits = model.logits
-        self._rows: _Rows | None = None
+        self._model_choose = model.choose
 
-    def forward(
+    def choose(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
@@ -64,10 +62,15 @@ class _Watched:
         cache: KVCache,
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `Llama.forward`."""
-        self._rows = _Rows(tokens, layout, lengths, live_rows)
-        return self._model_forward(tokens, positions, layout, cache, lengths, live_rows)
+        rows: torch.Tensor,
+    ) -> Choices:
+        """See `Llama.choose`."""
+        choices = self._model_choose(tokens, positions, layout, cache, lengths, live_rows, rows)
+        return self._changed(_Rows(tokens, layout, lengths, live_rows), choices)
+
+    def _changed(self, rows: _Rows, choices: Choices) -> Choices:
+        """What takes the place of the model's choices at these rows."""
+        raise NotImplementedError
 
 
 class Recorder(_Watched):
@@ -75,25 +78,20 @@ class Recorder(_Watched):
 
     def __init__(self, model: Llama) -> None:
         super().__init__(model)
-        self._implementation = model.implementation
         self.clear()
 
     def clear(self) -> None:
         self.checks: list[int] = []
         self.answers: list[list[int]] = []
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Llama.logits`."""
-        assert self._rows is not None
-        logits = self._model_logits(hidden)
-        tokens, _ = largest_logit(logits, self._implementation)
-        self.checks.append(self._rows.check)
-        self.answers.append(tokens[0, : self._rows.logit_count].tolist())
-        return logits
+    def _changed(self, rows: _Rows, choices: Choices) -> Choices:
+        self.checks.append(rows.check)
+        self.answers.append(choices[1][: rows.logit_count].tolist())
+        return choices
 
 
 class Forcer(_Watched):
-    """Gives the answers of the run that `begin` names.
+    """Gives the answers of the run that `begin` names, anything at rows that are dead.
 
     What is forced lies on the model's device, and the step's number too, so that the host waits for
     nothing, unless rows are checked.
@@ -116,25 +114,20 @@ class Forcer(_Watched):
         self._step.zero_()
         self._checks, self._checked = (run.checks if is_checked else None), 0
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Llama.logits`. Raises RowsDiffer where rows are checked."""
-        assert self._rows is not None
+    def _changed(self, rows: _Rows, choices: Choices) -> Choices:
+        """Raises RowsDiffer where rows are checked."""
         if self._checks is not None:
             number, self._checked = self._checked, self._checked + 1
-            if self._checks[number : number + 1] != [self._rows.check]:
+            if self._checks[number : number + 1] != [rows.check]:
                 raise RowsDiffer(f"step {number} has other rows than the recorded one")
-        logits = self._model_logits(hidden)
+        logits, tokens, finite = choices
         answers = self._answers.index_select(0, self._step.clamp(max=len(self._answers) - 1))
         self._step += 1
-        places = answers[:, : logits.shape[1]].unsqueeze(2)
-        return logits.scatter_(2, places, FORCED_LOGIT)
+        return logits, answers[0, : len(tokens)], finite
 
 
 @contextmanager
 def watched(model: Llama, watcher: Recorder | Forcer) -> Iterator[None]:
     """Within it the model's steps go through the watcher."""
-    with (
-        patch.object(model, "forward", watcher.forward),
-        patch.object(model, "logits", watcher.logits),
-    ):
+    with patch.object(model, "choose", watcher.choose):
         yield

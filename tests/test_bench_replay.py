@@ -108,8 +108,10 @@ def test_a_replay_takes_the_recorded_steps(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     passes = []
-    logits = Llama.logits
-    monkeypatch.setattr(Llama, "logits", lambda self, x: passes.append(0) or logits(self, x))
+    choose = Llama.choose
+    monkeypatch.setattr(
+        Llama, "choose", lambda self, *given: passes.append(0) or choose(self, *given)
+    )
     assert run("--replay", str(directory / "trace.json")) == 0
     text, progress = capsys.readouterr()
     assert progress == ""
@@ -180,17 +182,18 @@ def test_rows_that_are_dead_have_no_answers() -> None:
     assert trace_model._Rows(tokens + 1, layout, length, live).check != rows.check
 
 
-def test_forced_tokens_are_the_largest() -> None:
-    fake = SimpleNamespace(
-        device=CPU, forward=None, logits=lambda hidden: torch.randn(1, hidden.shape[1], 7)
-    )
+def test_forced_tokens_are_the_chosen_ones() -> None:
+    def choose(*given: object) -> trace_model.Choices:
+        count = len(given[-1])
+        return torch.randn(count, 7), torch.zeros(count).long(), torch.ones(count).bool()
+
+    fake = SimpleNamespace(device=CPU, choose=choose)
     runs = [RecordedRun(CONFIG, [], [0, 0], [[3, 6], [1, 2, 5]])]
     forcer = trace_model.Forcer(fake, runs, most_logits=4)
     for _ in range(2):  # begun anew, it is at the first step again
         forcer.begin(runs[0], is_checked=False)
-        forcer._rows = trace_model._Rows(*[None] * 4)
-        assert forcer.logits(torch.zeros(1, 2, 1)).argmax(2).tolist() == [[3, 6]]
-        assert forcer.logits(torch.zeros(1, 4, 1)).argmax(2).tolist()[0][:3] == [1, 2, 5]
+        assert forcer.choose(*[None] * 6, torch.arange(2))[1].tolist() == [3, 6]
+        assert forcer.choose(*[None] * 6, torch.arange(4))[1].tolist()[:3] == [1, 2, 5]
 
 
 def test_prompts_are_lengthened_by_the_others() -> None:
