@@ -7,7 +7,7 @@ does not depend on it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -34,6 +34,16 @@ class StepShape:
     window: bool
     guesses: int
     depth: int
+
+
+def fixed_shapes(config: LookaheadConfig) -> list[StepShape]:
+    """Shapes of a step whose candidates the host does not see before: everything that the
+    configuration has, its pool alone, one row; the largest first, none twice."""
+    one_row = StepShape(window=False, guesses=0, depth=1)
+    levels, guesses = config.ngram - 1, config.guesses
+    pool_only = StepShape(window=False, guesses=guesses, depth=levels) if guesses else one_row
+    everything = StepShape(window=True, guesses=guesses, depth=levels)
+    return list(dict.fromkeys([everything if config.window else pool_only, pool_only, one_row]))
 
 
 class Rate:
@@ -65,8 +75,8 @@ class RowBudget:
         sees_candidates: bool = True,
     ) -> None:
         """`seconds_by_rows[r]` is what a step of r rows takes; more rows than there are entries are not
-        run. Where the host does not see candidates before a step (`sees_candidates`), a step has rows
-        for all of them or for none."""
+        run. Where the host does not see candidates before a step (`sees_candidates`), a step has one of
+        the `fixed_shapes`."""
         self.config = config
         self.shapes: Counter[StepShape] = Counter()
         self._seconds = seconds_by_rows
@@ -91,25 +101,33 @@ class RowBudget:
         found = list(accumulate((rate.value for rate in self._first), initial=0.0))
         window = self._window.value
         best, most = StepShape(False, 0, 1), 0.0
-        counts = max(live, default=0)
-        for guesses in range(0, counts + 1, 1 if self._sees_candidates else max(counts, 1)):
-            hits = sum(found[min(each, guesses)] for each in live)
-            candidates = sum(min(each, guesses) for each in live)
-            least = 1 if self._sees_candidates or not guesses else self._levels
-            depths = range(least, self._levels + 1) if guesses else [least]
-            shapes = [(False, depth) for depth in depths]
-            for has_window, depth in shapes + [(True, self._levels)] * self._has_window:
-                rows = self._base_rows[has_window] * len(live) + candidates * depth
-                if rows >= len(self._seconds):
-                    continue
-                expected = len(live) * (1 + window * has_window) + hits * tokens[depth]
-                if expected / self._seconds[rows] > most:
-                    most = expected / self._seconds[rows]
-                    best = StepShape(has_window, guesses, depth)
+        for shape in self._shapes_for(max(live, default=0)):
+            hits = sum(found[min(each, shape.guesses)] for each in live)
+            candidates = sum(min(each, shape.guesses) for each in live)
+            rows = self._base_rows[shape.window] * len(live) + candidates * shape.depth
+            if rows >= len(self._seconds):
+                continue
+            expected = len(live) * (1 + window * shape.window) + hits * tokens[shape.depth]
+            if expected / self._seconds[rows] > most:
+                most = expected / self._seconds[rows]
+                best = shape
         # A window that is left behind would have to start anew: its n-grams are of consecutive steps.
         self._has_window = best.window
         self.shapes[best] += 1
         return best
+
+    def _shapes_for(self, most_candidates: int) -> Iterator[StepShape]:
+        """What there is to choose from, fewer rows first."""
+        if not self._sees_candidates:
+            for shape in reversed(fixed_shapes(self.config)):
+                if self._has_window or not shape.window:
+                    yield shape
+            return
+        for guesses in range(most_candidates + 1):
+            for depth in range(1, self._levels + 1) if guesses else [1]:
+                yield StepShape(False, guesses, depth)
+            if self._has_window:
+                yield StepShape(True, guesses, self._levels)
 
     @property
     def rates(self) -> dict[str, list[float]]:

@@ -20,7 +20,7 @@ from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.layout_tensors import LayoutTensors
 from lookahead.models.llama import Llama
-from lookahead.row_budget import RowBudget, StepShape
+from lookahead.row_budget import RowBudget, StepShape, fixed_shapes
 from lookahead.verify import Verdict
 
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
@@ -120,7 +120,7 @@ class Step:
         self._no_window = Window(batch_size, 0, config.ngram, device)
         self._numbers = cache(lambda shape: LayoutTensors(self._layout(shape), device))
         # All of them now: a step that is captured or timed makes none.
-        sizes = [self._numbers(self._full(guesses)).layout for guesses in self._guess_counts()]
+        sizes = [self._numbers(shape).layout for shape in self.shapes]
         model.prepare(
             [batch_size * layout.num_rows for layout in sizes],
             [batch_size * len(layout.logit_rows) for layout in sizes],
@@ -201,20 +201,24 @@ class Step:
         """D, the most tokens that a step emits for a sequence."""
         return self._numbers(self._full(self.config.guesses)).paths.shape[1]
 
-    def _guess_counts(self) -> range:
-        """Candidates that a step without a budget may have rows for."""
-        most = self.config.guesses
-        return range(most, most + 1) if self.fixed_shape else range(most + 1)
+    @property
+    def shapes(self) -> list[StepShape]:
+        """Shapes of a step without a budget; where the shape is fixed, the first is that of a step
+        without a budget, and the others those that a budget chooses among."""
+        if not self.fixed_shape:
+            return [self._full(guesses) for guesses in range(self.config.guesses + 1)]
+        shapes = fixed_shapes(self.config)
+        return shapes if self.config.adaptive else shapes[:1]
 
     def _full(self, guesses: int) -> StepShape:
         return StepShape(self.config.window > 0, guesses, self.config.ngram - 1)
 
     def _choose_shape(self, found: torch.Tensor, budget: RowBudget | None) -> StepShape:
-        if self.fixed_shape:
-            return self._full(self.config.guesses)
         if budget is None:
-            return self._full(int(found.max()))
-        return budget.choose(found[~self.state.finished].tolist())
+            return self.shapes[0] if self.fixed_shape else self._full(int(found.max()))
+        live = found[~self.state.finished].tolist()
+        # As a host that sees no candidates has to: there may be all.
+        return budget.choose([self.config.guesses] * len(live) if self.fixed_shape else live)
 
     def _layout(self, shape: StepShape) -> LookaheadLayout:
         window = self.config.window if shape.window else 0
