@@ -31,7 +31,7 @@ from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.step import Step
 from lookahead.step_costs import StepCosts, step_costs
-from lookahead.step_graph import CudaRecorder, PipelinedStep, Recorder
+from lookahead.step_graph import PipelinedStep, Recorder
 from lookahead.step_runner import EagerStep, StepRunner
 from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
@@ -66,9 +66,9 @@ class Engine:
         self._cache = model.new_cache(batch_size, max_length, spare)
         num_eos_ids = len(model.config.eos_token_ids)
         self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
-        if recorder is None and model.device.type == "cuda" and model.implementation == "triton":
-            recorder = CudaRecorder(model.device)
         self._recorder = recorder
+        can_record = model.device.type == "cuda" and model.implementation == "triton"
+        self._is_recorded = can_record or recorder is not None
         self._step = self._new_step(AUTOREGRESSIVE)
         self._pipeline: PipelinedStep | None = None  # of this step, once a request needed it
         self.costs = costs
@@ -141,7 +141,7 @@ class Engine:
         return RowBudget(self._step.config, seconds, sees_candidates=not self._step.fixed_shape)
 
     def _new_step(self, config: LookaheadConfig) -> Step:
-        fixed_shape = None if self._recorder is None else True
+        fixed_shape = self._is_recorded or None
         return Step(self.model, self._cache, self._state, config, fixed_shape)
 
     def _step_runner(
@@ -153,9 +153,9 @@ class Engine:
         if self._step.config != config:
             self._pipeline = None  # its memory is free before the next one's is taken
             self._step = self._new_step(config)
-        if self._recorder is None or keep_records or keep_logits:
+        if not self._is_recorded or keep_records or keep_logits:
             return EagerStep(self._step, keep_records, keep_logits)
-        if self._pipeline is None:
+        if self._pipeline is None:  # it records for seconds, while nothing else runs
             self._pipeline = PipelinedStep(self._step, self._recorder)
         return self._pipeline
 
