@@ -70,13 +70,16 @@ class Replayer:
             expected = recorded.token_ids[:max_new_tokens]
             forcer.begin(recorded, self.is_checked)
             with watched(engine.model, forcer):
-                result = engine.generate(
-                    token_ids,
+                batch = engine.batch(
+                    [token_ids],
                     max_new_tokens=len(expected),
                     mode=mode,
                     lookahead=config,
                     trace=trace,
                 )
+                # Where steps are recorded on a GPU they ran for it, and took answers.
+                forcer.begin(recorded, self.is_checked)
+                (result,) = batch.run_to_end()
             is_whole = len(expected) == len(recorded.token_ids)
             if result.token_ids != expected or (is_whole and result.steps != recorded.steps):
                 raise RowsDiffer(

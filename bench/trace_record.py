@@ -113,6 +113,9 @@ def _record_prompt(
                 max_new_tokens=max_new_tokens,
                 mode="autoregressive" if config == AUTOREGRESSIVE else "lookahead",
                 lookahead=config,
+                trace=lambda record: (
+                    None
+                ),  # so that steps run one by one: the recorder looks at each
             )
         runs.append(RecordedRun(config, result.token_ids, recorder.checks, recorder.answers))
         place = first_difference(runs[0].token_ids, result.token_ids)

@@ -12,12 +12,13 @@ import torch
 
 from lookahead.answer import Answer
 from lookahead.devices import dtype_name
-from lookahead.drafting.ngram_pool import WINDOW
 from lookahead.errors import InputError
 from lookahead.prefill import prefill
 from lookahead.results import Chunk, Result
 from lookahead.row_budget import RowBudget
-from lookahead.step import Step, StepOutput, StepRecord
+from lookahead.step import StepRecord
+from lookahead.step_numbers import StepNumbers
+from lookahead.step_runner import StepRunner
 
 # Called with a request's number and, for each of its steps, the logits [count, vocab] that the step's
 # tokens are the choices of.
@@ -35,16 +36,17 @@ class Batch:
 
     def __init__(
         self,
-        step: Step,
+        steps: StepRunner,
         answers: Sequence[Answer],
         choice: str = "given",
         budget: RowBudget | None = None,
         trace: Trace | None = None,
         on_logits: OnLogits | None = None,
     ) -> None:
-        """`answers` are yet to be begun; `choice` tells why (W, N, G) are what they are; `budget`
-        chooses each step's rows; `trace` is given each request's steps, its number in `sequence`."""
-        self._step = step
+        """`steps` has no request, and keeps what `trace` and `on_logits` are given; `answers` are yet
+        to be begun; `choice` tells why (W, N, G) are what they are; `budget` chooses each step's rows;
+        `trace` is given each request's steps, its number in `sequence`."""
+        self._steps = steps
         self.answers = list(answers)
         self._choice = choice
         self.budget = budget
@@ -67,8 +69,8 @@ class Batch:
         """End the requests that have not ended by themselves."""
         for answer in self.answers:
             answer.interrupt()
-        for sequence in self._running:
-            self._step.state.finished[sequence] = True
+        if self._running:  # else the next batch may have them
+            self._steps.end()
         self._running.clear()
         self._ready.clear()
 
@@ -85,8 +87,8 @@ class Batch:
 
     @property
     def results(self) -> list[Result]:
-        model, config = self._step.model, self._step.config
-        return [answer.result(model, config, self._choice) for answer in self.answers]
+        step = self._steps.step
+        return [answer.result(step.model, step.config, self._choice) for answer in self.answers]
 
     def __next__(self) -> tuple[int, Chunk]:
         try:
@@ -102,7 +104,7 @@ class Batch:
 
     def _begin(self) -> None:
         """Prefill requests into the sequences that are free."""
-        for sequence in range(self._step.state.lengths.shape[0]):
+        for sequence in range(self._steps.step.state.lengths.shape[0]):
             if sequence not in self._running and self._num_begun < len(self.answers):
                 self._running[sequence] = self._num_begun
                 self._num_begun += 1
@@ -111,65 +113,51 @@ class Batch:
     @torch.inference_mode()
     def _start(self, sequence: int, answer: Answer) -> None:
         began = time.perf_counter()
-        step, ids = self._step, answer.request.token_ids
-        step.start(sequence, ids, answer.limit, answer.request.eos_ids)
+        step, ids = self._steps.step, answer.request.token_ids
+        self._steps.start(sequence, ids, answer.limit, answer.request.eos_ids)
         text = step.state.tokens[sequence, : len(ids) - 1]
         prefill(step.model, step.kv_cache.sequence(sequence), text)
         answer.prefill_seconds = time.perf_counter() - began
 
     def _advance(self) -> None:
-        """Run one step of every request that is running."""
+        """Start steps of every request that is running until the numbers of one can be read."""
         began = time.perf_counter()
-        trace = None if self._trace is None else self._traced
-        output = self._step.run(trace, self._on_logits is not None, self.budget)
-        counts, finished, finite, rows = torch.stack(
-            [output.counts, output.finished.long(), output.finite.long(), output.rows.long()]
-        ).tolist()
-        emitted = output.emitted.tolist()
-        if self.budget is not None:
-            self._observe(self.budget, output, emitted, counts)
+        numbers = None
+        while numbers is None:
+            numbers = self._steps.run(self.budget)
         seconds = time.perf_counter() - began
+        if self._trace is not None:
+            for record in numbers.records:
+                self._trace(replace(record, sequence=self._running[record.sequence]))
         for sequence, number in list(self._running.items()):
-            answer, count = self.answers[number], counts[sequence]
-            answer.steps += 1
-            answer.rows += rows[sequence]
-            answer.decode_seconds += seconds
-            if not finite[sequence]:
-                raise self._not_finite(number)
-            if self._on_logits is not None:
-                assert output.logits is not None
-                self._on_logits(number, output.logits[sequence, :count])
-            chunk = answer.take(emitted[sequence][:count], bool(finished[sequence]))
-            if chunk.text or chunk.token_ids:
-                self._ready.append((number, chunk))
-            if answer.is_done:
+            if numbers.token_ids[sequence]:  # else the step was started before the request
+                self._take(sequence, number, numbers, seconds)
+
+    def _take(self, sequence: int, number: int, numbers: StepNumbers, seconds: float) -> None:
+        """Give a request what a step, which took so many seconds, emitted for it."""
+        answer, ids = self.answers[number], numbers.token_ids[sequence]
+        if self.budget is not None:
+            found, from_window = numbers.candidates[sequence], numbers.from_window[sequence]
+            self.budget.observe(found, numbers.matches[sequence], ids, from_window)
+        answer.steps += 1
+        answer.rows += numbers.rows[sequence]
+        answer.decode_seconds += seconds
+        if not numbers.finite[sequence]:
+            raise self._not_finite(number)
+        if self._on_logits is not None:
+            self._on_logits(number, numbers.logits[sequence])
+        chunk = answer.take(ids, numbers.finished[sequence])
+        if chunk.text or chunk.token_ids:
+            self._ready.append((number, chunk))
+        if answer.is_done:
+            del self._running[sequence]
+            if not numbers.finished[sequence]:
                 # A stop string is found here; the device does not know of it.
-                self._step.state.finished[sequence] = True
-                del self._running[sequence]
-
-    def _observe(
-        self, budget: RowBudget, output: StepOutput, emitted: list[list[int]], counts: list[int]
-    ) -> None:
-        """Tell the budget what came of the step."""
-        candidates, origins = output.candidates.tolist(), output.origins.tolist()
-        found, winners = output.found.tolist(), output.winner.tolist()
-        for number, sequence in enumerate(sorted(self._running)):
-            count = counts[sequence]
-            is_windows = count > 1 and origins[sequence][winners[sequence]] == WINDOW
-            budget.observe(
-                number,
-                candidates[sequence][: found[sequence]],
-                emitted[sequence][:count],
-                count - 1 if is_windows else 0,
-            )
-
-    def _traced(self, record: StepRecord) -> None:
-        assert self._trace is not None
-        self._trace(replace(record, sequence=self._running[record.sequence]))
+                self._steps.stop(sequence)
 
     def _not_finite(self, number: int) -> InputError:
         prompt = f" of prompt {number + 1}" if len(self.answers) > 1 else ""
-        dtype = dtype_name(self._step.model.dtype)
+        dtype = dtype_name(self._steps.step.model.dtype)
         return InputError(
             f"the model's logits are not finite after {self.answers[number].num_tokens} new tokens"
             f"{prompt}: its weights hold NaN or infinity, or overflow in {dtype}; check the checkpoint "

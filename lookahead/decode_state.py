@@ -51,3 +51,8 @@ class DecodeState:
         room = self.eos_ids.shape[1]
         filled_up = [*eos_ids, *[NO_ID] * (room - len(eos_ids))]
         self.eos_ids[sequence] = torch.tensor(filled_up, dtype=torch.int64, device=prompt.device)
+
+    def end(self) -> None:
+        """End all requests; their sequences are as before the first one."""
+        self.finished.fill_(True)
+        self.lengths.zero_()

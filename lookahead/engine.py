@@ -31,6 +31,8 @@ from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.step import Step
 from lookahead.step_costs import StepCosts, step_costs
+from lookahead.step_graph import PipelinedStep, Recorder
+from lookahead.step_runner import EagerStep, StepRunner
 from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
@@ -51,8 +53,11 @@ class Engine:
         batch_size: int = 1,
         max_step_rows: int = 128,
         costs: StepCosts | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`costs` are what steps of this model take; if not given, measured when first needed."""
+        """`costs` are what steps of this model take; if not given, measured when first needed.
+        `recorder` records steps and fetches their outcome; by default there is one where steps can be
+        recorded, which is on a GPU with Triton's operations."""
         self.model = model
         self.tokenizer = tokenizer
         self.max_length = max_length
@@ -61,7 +66,11 @@ class Engine:
         self._cache = model.new_cache(batch_size, max_length, spare)
         num_eos_ids = len(model.config.eos_token_ids)
         self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
-        self._step = Step(model, self._cache, self._state, AUTOREGRESSIVE)
+        self._recorder = recorder
+        can_record = model.device.type == "cuda" and model.implementation == "triton"
+        self._is_recorded = can_record or recorder is not None
+        self._step = self._new_step(AUTOREGRESSIVE)
+        self._pipeline: PipelinedStep | None = None  # of this step, once a request needed it
         self.costs = costs
         self._running: Callable[[], Batch | None] = lambda: None  # weak: a dropped one is over
 
@@ -121,12 +130,34 @@ class Engine:
         on_cpu = self.model.device.type == "cpu"
         return tune(self.costs, self.max_step_rows, self._cache.data.shape[2], on_cpu)
 
+    @property
+    def capture_seconds(self) -> float:
+        """How long it took to record the step that runs now; 0.0 where none is recorded."""
+        return 0.0 if self._pipeline is None else self._pipeline.capture_seconds
+
     def _new_budget(self) -> RowBudget:
-        most = self.max_step_rows * self._cache.data.shape[2]
-        costs, on_cpu = self.tuning.costs, self.model.device.type == "cpu"
-        return RowBudget(
-            self._step.config, [costs.at(rows) for rows in range(most + 1)], sees_candidates=on_cpu
-        )
+        most, costs = self.max_step_rows * self._cache.data.shape[2], self.tuning.costs
+        seconds = [costs.at(rows) for rows in range(most + 1)]
+        return RowBudget(self._step.config, seconds, sees_candidates=not self._step.fixed_shape)
+
+    def _new_step(self, config: LookaheadConfig) -> Step:
+        fixed_shape = self._is_recorded or None
+        return Step(self.model, self._cache, self._state, config, fixed_shape)
+
+    def _step_runner(
+        self, config: LookaheadConfig, keep_records: bool, keep_logits: bool
+    ) -> StepRunner:
+        """Who runs this configuration's steps, with no request."""
+        # A batch that was dropped left its sequences running, and maybe a step in flight.
+        (self._pipeline or EagerStep(self._step)).end()
+        if self._step.config != config:
+            self._pipeline = None  # its memory is free before the next one's is taken
+            self._step = self._new_step(config)
+        if not self._is_recorded or keep_records or keep_logits:
+            return EagerStep(self._step, keep_records, keep_logits)
+        if self._pipeline is None:  # it records for seconds, while nothing else runs
+            self._pipeline = PipelinedStep(self._step, self._recorder)
+        return self._pipeline
 
     def default_lookahead(self) -> LookaheadConfig:
         """A (W, N, G) to begin with where one is chosen by hand, by device and the rows that there
@@ -256,14 +287,13 @@ class Engine:
             config = self.tuning.config if lookahead is None else lookahead
         self._check_rows(config)
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
-        if self._step.config != config:
-            self._step = Step(self.model, self._cache, self._state, config)
+        steps = self._step_runner(config, trace is not None, on_logits is not None)
         answers = [
             Answer(request, self.tokenizer.detokenizer(), self.max_length) for request in requests
         ]
         is_tuned = config.adaptive and _shape(config) == _shape(self.tuning.config)
         batch = Batch(
-            self._step,
+            steps,
             answers,
             choice=self.tuning.reason if is_tuned else "given",
             budget=self._new_budget() if config.adaptive else None,

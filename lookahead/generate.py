@@ -129,7 +129,8 @@ def _run(options: argparse.Namespace) -> int:
     batch = start(given, options.mode)
     results = _show(batch, silent=options.json)
     if options.stats:
-        print(stats(results, batch.budget, engine.costs), file=sys.stderr)
+        lines = stats(results, batch.budget, engine.costs, engine.capture_seconds)
+        print(lines, file=sys.stderr)
     interrupted = _any_interrupted(results)
     if options.compare and not interrupted:
         others = _show(start(given, "autoregressive"), silent=True)

@@ -7,7 +7,7 @@ does not depend on it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -36,6 +36,16 @@ class StepShape:
     window: bool
     guesses: int
     depth: int
+
+
+def fixed_shapes(config: LookaheadConfig) -> list[StepShape]:
+    """Shapes of a step whose candidates the host does not see before: everything that the
+    configuration has, its pool alone, one row; the largest first, none twice."""
+    one_row = StepShape(window=False, guesses=0, depth=1)
+    levels, guesses = config.ngram - 1, config.guesses
+    pool_only = StepShape(window=False, guesses=guesses, depth=levels) if guesses else one_row
+    everything = StepShape(window=True, guesses=guesses, depth=levels)
+    return list(dict.fromkeys([everything if config.window else pool_only, pool_only, one_row]))
 
 
 class Rate:
@@ -69,7 +79,8 @@ class RowBudget:
         sees_candidates: bool = True,
     ) -> None:
         """`seconds_by_rows[r]` is what a step of r rows takes; more rows than there are entries are not
-        run. Where candidates are not seen before a step, it has rows for all of them or for none."""
+        run. Where the host does not see candidates before a step (`sees_candidates`), a step has one of
+        the `fixed_shapes`."""
         self.config = config
         self.shapes: Counter[StepShape] = Counter()
         self._seconds = seconds_by_rows
@@ -90,7 +101,6 @@ class RowBudget:
         self._base_rows = [
             LookaheadLayout.count_rows(window, config.ngram, 0) for window in (0, config.window)
         ]
-        self._matches: list[Sequence[int]] = []
 
     def choose(self, matches: Sequence[Sequence[int]]) -> StepShape:
         """The shape for a step of running sequences.
@@ -99,36 +109,38 @@ class RowBudget:
             matches: for each sequence, how well each of its candidates fits its context, best first.
                 Where candidates are not seen, 0 for each that there may be.
         """
-        self._matches = list(matches)
         most_guesses = max(map(len, matches), default=0)
         window = self._window.value
         # gained[depth][guesses]: tokens expected beyond the first of each sequence.
         gained = self._gains(matches, most_guesses)
         best, most = StepShape(False, 0, 1), 0.0
-        for guesses in range(0, most_guesses + 1, self._step_of_guesses(most_guesses)):
-            candidates = sum(min(len(each), guesses) for each in matches)
-            shapes = [(False, depth) for depth in self._depths(guesses)]
-            for has_window, depth in shapes + [(True, self._levels)] * self.has_window:
-                rows = self._base_rows[has_window] * len(matches) + candidates * depth
-                if rows >= len(self._seconds):
-                    continue
-                expected = len(matches) * (1 + window * has_window) + gained[depth][guesses]
-                if expected / self._seconds[rows] > most:
-                    most = expected / self._seconds[rows]
-                    best = StepShape(has_window, guesses, depth)
+        for shape in self._shapes_for(most_guesses):
+            candidates = sum(min(len(each), shape.guesses) for each in matches)
+            rows = self._base_rows[shape.window] * len(matches) + candidates * shape.depth
+            if rows >= len(self._seconds):
+                continue
+            expected = len(matches) * (1 + window * shape.window)
+            expected += gained[shape.depth][shape.guesses]
+            if expected / self._seconds[rows] > most:
+                most = expected / self._seconds[rows]
+                best = shape
         # A window that is left behind would have to start anew: its n-grams are of consecutive steps.
         self.has_window = best.window
         self.shapes[best] += 1
         return best
 
-    def _step_of_guesses(self, most_guesses: int) -> int:
-        return 1 if self.sees_candidates else max(most_guesses, 1)
-
-    def _depths(self, guesses: int) -> Sequence[int]:
-        """Depths that candidates may have beside no window; beside one they have the window's."""
-        if not guesses:
-            return [1]
-        return range(1 if self.sees_candidates else self._levels, self._levels + 1)
+    def _shapes_for(self, most_candidates: int) -> Iterator[StepShape]:
+        """What there is to choose from, fewer rows first."""
+        if not self.sees_candidates:
+            for shape in reversed(fixed_shapes(self.config)):
+                if self.has_window or not shape.window:
+                    yield shape
+            return
+        for guesses in range(most_candidates + 1):
+            for depth in range(1, self._levels + 1) if guesses else [1]:
+                yield StepShape(False, guesses, depth)
+            if self.has_window:
+                yield StepShape(True, guesses, self._levels)
 
     def _gains(self, matches: Sequence[Sequence[int]], most_guesses: int) -> list[list[float]]:
         """Tokens expected of candidates, by their depth and then by their number."""
@@ -158,22 +170,23 @@ class RowBudget:
 
     def observe(
         self,
-        number: int,
         candidates: Sequence[Sequence[int]],
+        matches: Sequence[int],
         emitted: Sequence[int],
         from_window: int,
     ) -> None:
-        """What came of the step that was chosen last, for one sequence.
+        """What came of one sequence's step.
 
         Args:
-            number: its place in what `choose` was given.
-            candidates: those that were found, run or not, in the same order.
-            emitted: its new tokens.
+            candidates: those that were found, run or not, in the order of `matches`.
+            matches: how well each fits its context; 0 where that is not looked at.
+            emitted: the new tokens.
             from_window: how many of these were accepted of an n-gram of the window's.
         """
         is_found = False
-        missing = 0 if self.sees_candidates else self.config.guesses - len(candidates)
-        ranked = zip([*candidates, *[[]] * missing], self._matches[number], strict=True)
+        ranked = list(zip(candidates, matches, strict=True))
+        if not self.sees_candidates:  # then one that is missing counts as one that is wrong
+            ranked += [([], 0)] * (self.config.guesses - len(candidates))
         for rank, (candidate, match) in enumerate(ranked):
             right = 0
             for guessed, token in zip(candidate, emitted, strict=False):

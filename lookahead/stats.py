@@ -9,8 +9,14 @@ from lookahead.step_costs import StepCosts
 LISTED_SHAPES = 6
 
 
-def stats(results: Sequence[Result], budget: RowBudget | None, costs: StepCosts | None) -> str:
-    """Lines about the results of one batch; `costs` where they are known."""
+def stats(
+    results: Sequence[Result],
+    budget: RowBudget | None,
+    costs: StepCosts | None,
+    capture_seconds: float = 0.0,
+) -> str:
+    """Lines about the results of one batch; `costs` where they are known, `capture_seconds` where its
+    steps were recorded."""
     first = results[0]
     steps, tokens = sum(each.steps for each in results), sum(each.new_tokens for each in results)
     rows = sum(each.rows_per_step * each.steps for each in results)
@@ -31,6 +37,8 @@ def stats(results: Sequence[Result], budget: RowBudget | None, costs: StepCosts 
         for name, rates in budget.rates.items():
             if rates:
                 lines.append(f"{name}: {', '.join(f'{rate:.2f}' for rate in rates)}")
+    if capture_seconds:
+        lines.append(f"recording the steps took {capture_seconds:.2f} s")
     if costs is not None:
         pairs = zip(costs.rows, costs.seconds, strict=True)
         lines.append(

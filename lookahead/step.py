@@ -21,7 +21,7 @@ from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.layout_tensors import LayoutTensors
 from lookahead.models.llama import Llama
-from lookahead.row_budget import RowBudget, StepShape
+from lookahead.row_budget import RowBudget, StepShape, fixed_shapes
 from lookahead.verify import Verdict
 
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
@@ -45,6 +45,7 @@ class StepOutput(NamedTuple):
             not.
         winner: [B], the candidate that was accepted, if any of its tokens was.
         rows: [B], rows that were run.
+        matches: [B, G] int64, how well each candidate fits its context; None if that was not looked at.
     """
 
     emitted: torch.Tensor
@@ -57,6 +58,7 @@ class StepOutput(NamedTuple):
     found: torch.Tensor
     winner: torch.Tensor
     rows: torch.Tensor
+    matches: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Step:
         self._no_window = Window(batch_size, 0, config.ngram, device)
         self._numbers = cache(lambda shape: LayoutTensors(self._layout(shape), device))
         # All of them now: a step that is captured or timed makes none.
-        sizes = [self._numbers(self._full(guesses)).layout for guesses in self._guess_counts()]
+        sizes = [self._numbers(shape).layout for shape in self.shapes]
         model.prepare(
             [batch_size * layout.num_rows for layout in sizes],
             [batch_size * len(layout.logit_rows) for layout in sizes],
@@ -159,10 +161,10 @@ class Step:
         current = state.current
         candidates, origins, found = self.pool.look_up(current)
         found = found.masked_fill(state.finished, 0)
+        matches = None
         if budget is not None and not self.fixed_shape:
-            candidates, origins, shape = self._choose_rows(candidates, origins, found, budget)
-        elif shape is None:
-            shape = self._full(self.config.guesses if self.fixed_shape else int(found.max()))
+            candidates, origins, matches = self._look_at_contexts(candidates, origins, found)
+        shape = shape or self._choose_shape(found, matches, budget)
         numbers = self._numbers(shape)
         layout, window = numbers.layout, self.window if shape.window else self._no_window
         live = found if shape.guesses == self.config.guesses else found.clamp(max=shape.guesses)
@@ -192,7 +194,7 @@ class Step:
                 kept_logits = logits[used.places.gather(1, places)]
         output = StepOutput(
             verdict.emitted, counts, judgement.finished, judgement.finite, kept_logits, candidates,
-            origins, found, verdict.winner, live_rows,
+            origins, found, verdict.winner, live_rows, matches,
         )  # fmt: skip
         if trace is not None:
             self._record(trace, layout, tokens, positions, live, origins, verdict, output)
@@ -205,38 +207,46 @@ class Step:
         """D, the most tokens that a step emits for a sequence."""
         return self._numbers(self._full(self.config.guesses)).paths.shape[1]
 
-    def _guess_counts(self) -> range:
-        """Candidates that a step without a budget may have rows for."""
-        most = self.config.guesses
-        return range(most, most + 1) if self.fixed_shape else range(most + 1)
+    @property
+    def shapes(self) -> list[StepShape]:
+        """Shapes of a step without a budget; where the shape is fixed, the first is that of a step
+        without a budget, and the others those that a budget chooses among."""
+        if not self.fixed_shape:
+            return [self._full(guesses) for guesses in range(self.config.guesses + 1)]
+        shapes = fixed_shapes(self.config)
+        return shapes if self.config.adaptive else shapes[:1]
 
     def _full(self, guesses: int) -> StepShape:
         return StepShape(self.config.window > 0, guesses, self.config.ngram - 1)
 
-    def _choose_rows(
-        self,
-        candidates: torch.Tensor,
-        origins: torch.Tensor,
-        found: torch.Tensor,
-        budget: RowBudget,
-    ) -> tuple[torch.Tensor, torch.Tensor, StepShape]:
-        """The candidates, those that fit their context best first, their origins, and the shape."""
-        state, matches = self.state, []
+    def _choose_shape(
+        self, found: torch.Tensor, matches: torch.Tensor | None, budget: RowBudget | None
+    ) -> StepShape:
+        if budget is None:
+            return self.shapes[0] if self.fixed_shape else self._full(int(found.max()))
+        running = (~self.state.finished).nonzero().flatten().tolist()
+        if matches is None:  # as for a host that sees no candidate: there may be all
+            return budget.choose([[0] * self.config.guesses] * len(running))
+        return budget.choose([matches[each, : found[each]].tolist() for each in running])
+
+    def _look_at_contexts(
+        self, candidates: torch.Tensor, origins: torch.Tensor, found: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Candidates and their origins, those first that fit their context best, and how well they do
+        [B, G]."""
+        state = self.state
         order = torch.arange(self.config.guesses).repeat(len(found), 1)
-        for sequence, (count, is_over) in enumerate(
-            zip(found.tolist(), state.finished.tolist(), strict=True)
-        ):
-            if is_over:
-                continue
+        matches = torch.zeros_like(order)
+        for sequence, count in enumerate(found.tolist()):
             length = int(state.lengths[sequence])
             text = state.tokens[sequence, max(length - CONTEXT, 0) : length + 1].tolist()
             grams = candidates[sequence, :count].tolist()
             fits = context_matches(self.pool, sequence, text, grams)
             best = best_first(fits)
             order[sequence, :count] = torch.tensor(best, dtype=torch.int64)
-            matches.append([fits[number] for number in best])
+            matches[sequence, :count] = torch.tensor([fits[number] for number in best])
         index = order.unsqueeze(2).expand(candidates.shape)
-        return candidates.gather(1, index), origins.gather(1, order), budget.choose(matches)
+        return candidates.gather(1, index), origins.gather(1, order), matches
 
     def _layout(self, shape: StepShape) -> LookaheadLayout:
         window = self.config.window if shape.window else 0

@@ -1,19 +1,22 @@
 """A step as a recorded program that the host starts, and whose outcome it reads a step later.
 
 The host neither allocates nor waits between two steps: it starts one, and then reads what the one
-before emitted. Knows which recorded program serves which committed lengths, and which numbers belong to
-whom; knows nothing of text and of stops. What needs a GPU is in `CudaRecorder` and `CudaHostCopy`.
+before emitted. Knows which recorded program serves which committed lengths and rows, and which numbers
+belong to whom; knows nothing of text and of stops. What needs a GPU is in `CudaRecorder` and
+`CudaHostCopy`.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from tqdm import tqdm
 
+from lookahead.row_budget import RowBudget, StepShape
 from lookahead.step import Step
+from lookahead.step_numbers import NumberPacking, StepNumbers
 
 # The first bucket of committed lengths; each is twice the one before.
 SHORTEST_BUCKET = 512
@@ -85,23 +88,6 @@ class CudaRecorder:
         return CudaHostCopy(source)
 
 
-class StepNumbers(NamedTuple):
-    """What one step emitted, on the host.
-
-    Attributes:
-        token_ids: new tokens of each sequence, none for one that was over before.
-        finished: whether each sequence is over, after the step.
-        finite: whether the logits that were used are finite, for each sequence.
-
-    Of a sequence that was stopped, or started anew, while the step ran nothing is said: no tokens, not
-    finished, finite.
-    """
-
-    token_ids: list[list[int]]
-    finished: list[bool]
-    finite: list[bool]
-
-
 def buckets(max_length: int) -> list[int]:
     """What committed lengths are bounded by, ascending; the last is `max_length`."""
     found = []
@@ -113,17 +99,17 @@ def buckets(max_length: int) -> list[int]:
 
 
 class PipelinedStep:
-    """A step of fixed shape, started without waiting and read one step late.
+    """A step of fixed shape, started without waiting and read one step late: a `StepRunner`.
 
     Requests are begun with `start` and ended early with `stop`, so that what the step in flight emits
     for the sequence is dropped. One thread, and one stream of the device, use it.
 
     Attributes:
-        capture_seconds: how long it took to run and record the step for every bucket.
+        capture_seconds: how long it took to run and record the step for every bucket and shape.
     """
 
     def __init__(self, step: Step, recorder: Recorder | None = None) -> None:
-        """Records `step` for every bucket; no sequence of it may be running.
+        """Records `step` for every bucket and shape; no sequence of it may be running.
 
         Raises:
             ValueError: the step looks at data, or a sequence is running.
@@ -138,31 +124,33 @@ class PipelinedStep:
         self.step = step
         recorder = CudaRecorder(step.model.device) if recorder is None else recorder
         batch = step.state.lengths.shape[0]
-        # What the host knows lengths to be at most, up to the last step that it read.
+        # What the host knows lengths to be at most, and which sequences run, up to the last step that
+        # it read.
         self._lengths = [0] * batch
-        step.state.lengths.zero_()
-        # Emitted tokens, their count, finished, finite. Outside of what is recorded: it stays.
-        size = (batch, step.path_rows + 3)
+        self._running: set[int] = set()
+        step.state.end()
+        self._packing = NumberPacking(step.config, step.path_rows)
+        # Outside of what is recorded: it stays.
+        size = (batch, self._packing.size)
         self._numbers = torch.zeros(size, dtype=torch.int64, device=step.model.device)
         # One is read while the next step's numbers go to the other.
         self._copies = [recorder.host_copy(self._numbers) for _ in range(2)]
         self._in_flight: HostCopy | None = None
         self._dropped: set[int] = set()
-        self._programs: dict[int, Callable[[], None]] = {}
+        self._buckets = buckets(step.kv_cache.max_length)
+        self._programs: dict[tuple[int, StepShape], Callable[[], None]] = {}
         began = time.perf_counter()
-        # The longest first: shorter ones fit into the memory that it needed.
-        descending = buckets(step.kv_cache.max_length)[::-1]
-        for longest in tqdm(descending, "capturing", unit="graph", leave=False, disable=None):
-            self._programs[longest] = recorder.record(partial(self._run, longest))
+        # The longest and widest first: the others fit into the memory that it needed.
+        keys = [(longest, shape) for longest in self._buckets[::-1] for shape in step.shapes]
+        for key in tqdm(keys, "capturing", unit="graph", leave=False, disable=None):
+            self._programs[key] = recorder.record(partial(self._run, *key))
         self.capture_seconds = time.perf_counter() - began
 
     @torch.inference_mode()
-    def _run(self, longest: int) -> None:
+    def _run(self, longest: int, shape: StepShape) -> None:
         """One step, and its numbers side by side for a single copy."""
-        output = self.step.run(longest=longest)
-        told = [part.unsqueeze(1) for part in (output.counts, output.finished, output.finite)]
-        parts = [part.long() for part in (output.emitted, *told)]
-        torch.cat(parts, dim=1, out=self._numbers)
+        output = self.step.run(shape=shape, longest=longest)
+        self._numbers.copy_(self._packing.pack(output))
 
     def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
         """Begin a request; see `Step.start`. What the step in flight says of the sequence is dropped.
@@ -172,6 +160,7 @@ class PipelinedStep:
         if self._in_flight is not None:
             self._dropped.add(sequence)
         self._lengths[sequence] = len(prompt) - 1
+        self._running.add(sequence)
         self.step.start(sequence, prompt, limit, eos_ids)
 
     @torch.inference_mode()
@@ -181,17 +170,30 @@ class PipelinedStep:
         if self._in_flight is not None:
             self._dropped.add(sequence)
             self._lengths[sequence] += self.step.path_rows
+        self._running.discard(sequence)
         self.step.state.finished[sequence] = True
 
-    def run(self) -> StepNumbers | None:
+    def end(self) -> None:
+        """End all requests. Waits for the step in flight, so that nothing of it is left to be read as
+        the next request's."""
+        self.drain()
+        self._running.clear()
+        self._lengths = [0] * len(self._lengths)
+        self.step.state.end()
+
+    def run(self, budget: RowBudget | None = None) -> StepNumbers | None:
         """Start a step; return the numbers of the one before, None if there is none to read.
 
-        A step that is started when all sequences are over, because the host does not know it yet,
-        emits nothing.
+        `budget` chooses the step's shape by what it was told of steps up to the one before the last. A
+        step that is started when all sequences are over, because the host does not know it yet, emits
+        nothing.
         """
         before, copy = self._in_flight, self._copies[0]
         dropped, self._dropped = self._dropped, set()
-        self._programs[self._bucket()]()
+        shape = self.step.shapes[0]
+        if budget is not None:
+            shape = budget.choose([[0] * self.step.config.guesses] * len(self._running))
+        self._programs[self._bucket(), shape]()
         copy.begin()
         self._in_flight = copy
         self._copies.reverse()
@@ -204,18 +206,15 @@ class PipelinedStep:
         return None if before is None else self._read(before, dropped)
 
     def _bucket(self) -> int:
-        """The least that no committed length can be above, among those that were recorded."""
+        """The least that no committed length can be above."""
         unread = 0 if self._in_flight is None else self.step.path_rows
-        longest = min(max(self._lengths) + unread, max(self._programs))
-        return min(bucket for bucket in self._programs if bucket >= longest)
+        longest = min(max(self._lengths) + unread, self._buckets[-1])
+        return min(bucket for bucket in self._buckets if bucket >= longest)
 
     def _read(self, copy: HostCopy, dropped: set[int]) -> StepNumbers:
-        numbers = StepNumbers([], [], [])
-        for sequence, (*emitted, count, is_finished, is_finite) in enumerate(copy.read()):
-            is_dropped = sequence in dropped
-            numbers.token_ids.append([] if is_dropped else emitted[:count])
-            numbers.finished.append(bool(is_finished) and not is_dropped)
-            numbers.finite.append(bool(is_finite) or is_dropped)
-            if not is_dropped:
-                self._lengths[sequence] += count
+        numbers = self._packing.unpack(copy.read(), dropped)
+        for sequence, ids in enumerate(numbers.token_ids):
+            self._lengths[sequence] += len(ids)
+            if numbers.finished[sequence]:
+                self._running.discard(sequence)
         return numbers

@@ -1,6 +1,7 @@
 """Steps that differ in their bookkeeping alone, run side by side and compared after every step."""
 
 import random
+from itertools import cycle
 
 import torch
 from tiny_models import ScriptedModel
@@ -70,8 +71,9 @@ def emitted(output):
     return ids, output.finished.tolist(), output.finite.tolist()
 
 
-def check_pair(implementation, shape, seeds, fixed_shape=None):
-    """Batches of three through torch's bookkeeping and another's."""
+def check_pair(implementation, shape, seeds, fixed_shape=None, step_shapes=(None,)):
+    """Batches of three through torch's bookkeeping and another's; `step_shapes` are the steps' in
+    turn."""
     draw = random.Random(sum(shape))
     counts = set()
     for seed in seeds:
@@ -83,10 +85,13 @@ def check_pair(implementation, shape, seeds, fixed_shape=None):
             for name in ("torch", implementation)
         ]
         traces: list[list] = [[], []]
+        turns = cycle(step_shapes)
         while not all(steps[0].state.finished.tolist()):
             running = [b for b, is_over in enumerate(steps[0].state.finished) if not is_over]
+            step_shape = next(turns)
             outputs = [
-                step.run(trace=records.append) for step, records in zip(steps, traces, strict=True)
+                step.run(trace=records.append, shape=step_shape)
+                for step, records in zip(steps, traces, strict=True)
             ]
             assert emitted(outputs[0]) == emitted(outputs[1])
             assert everything(steps[0], running) == everything(steps[1], running)

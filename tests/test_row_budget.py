@@ -24,7 +24,7 @@ def told(budget, candidates, emitted, times=60, from_window=0, match=0):
     count = len(candidates) if budget.sees_candidates else budget.config.guesses
     for _ in range(times):
         budget.choose([[match] * count])
-        budget.observe(0, candidates, emitted, from_window)
+        budget.observe(candidates, [match] * len(candidates), emitted, from_window)
     return budget
 
 
@@ -96,7 +96,7 @@ def test_a_window_that_brings_tokens_is_kept():
     budget = RowBudget(LookaheadConfig(4, 3, 2), steep(0.02))
     for _ in range(60):
         assert chosen(budget, 0).window
-        budget.observe(0, [], [5, 6], 1)
+        budget.observe([], [], [5, 6], 1)
 
 
 def test_where_candidates_are_not_seen_there_are_rows_for_all_or_none():
@@ -156,7 +156,7 @@ def test_the_choice_is_the_best_of_all_shapes():
             grams = [[draw.randrange(2) for _ in range(config.ngram - 1)] for _ in matches]
             emitted = [draw.randrange(2) for _ in range(draw.randint(1, config.ngram))]
             budget.choose([matches])
-            budget.observe(0, grams, emitted, draw.randrange(2) if config.window else 0)
+            budget.observe(grams, matches, emitted, draw.randrange(2) if config.window else 0)
         matches = [fits() for _ in range(draw.randint(1, 3))]
         has_window = budget.has_window
         speeds = by_trying(budget, config, matches, seconds)

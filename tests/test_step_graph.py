@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from eager_recorder import EagerRecorder
 from oracles.naive_llama import random_checkpoint
 from tiny_models import build_llama, build_step, one_thread, start_step, text_of
 
@@ -14,49 +15,6 @@ from lookahead.step_graph import PipelinedStep, buckets
 PROMPTS = ([3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 3, 1, 4], [2, 7, 1])
 LIMITS = (60, 33)
 MAX_LENGTH = 100
-
-
-class EagerCopy:
-    """What the tensor held when the copy began; refuses to lose a copy that nobody read."""
-
-    def __init__(self, name, source, log):
-        self.name, self.source, self.log = name, source, log
-        self.held = None
-
-    def begin(self):
-        assert self.held is None, "overwritten before it was read"
-        self.held = self.source.tolist()
-        self.log.append(f"copy {self.name}")
-
-    def read(self):
-        held, self.held = self.held, None
-        assert held is not None, "read before it was copied"
-        self.log.append(f"read {self.name}")
-        return held
-
-
-class EagerRecorder:
-    """Runs what was recorded, and says in what order things were asked for."""
-
-    def __init__(self):
-        self.log = []
-        self.recorded = 0
-        self.copies = 0
-
-    def record(self, run):
-        run()
-        number = self.recorded
-        self.recorded += 1
-
-        def replay():
-            self.log.append(f"start {number}")
-            run()
-
-        return replay
-
-    def host_copy(self, source):
-        self.copies += 1
-        return EagerCopy(self.copies, source, self.log)
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +117,7 @@ def test_a_step_is_started_before_the_one_before_is_read():
 def test_the_least_bucket_that_must_do_is_started():
     """Lengths are at most what was read and one step more; each bucket gets its turn."""
     pipeline, recorder = pipelined()
-    bounds = sorted(pipeline._programs, reverse=True)  # in the order in which they were recorded
+    bounds = [longest for longest, _ in pipeline._programs]  # in the order of their recording
     lengths = pipeline.step.state.lengths
     used = []
     known = [len(prompt) - 1 for prompt in PROMPTS]

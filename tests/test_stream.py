@@ -91,7 +91,7 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 5])
-@pytest.mark.parametrize("where", ["forward", "judge", "commit", "learn", "trace"])
+@pytest.mark.parametrize("where", ["choose", "judge", "commit", "learn", "trace"])
 def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
     model, answers = llama
     engine = build_engine(model)
@@ -111,7 +111,7 @@ def test_an_exception_leaves_the_engine_ready(where, calls, llama, monkeypatch):
     if where != "trace":
         step = engine._step
         owner = {
-            "forward": model,
+            "choose": model,
             "commit": step.kv_cache,
             "judge": step_numba,
             "learn": step_numba,

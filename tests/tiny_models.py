@@ -23,6 +23,8 @@ from lookahead.models.llama import Llama
 from lookahead.models.weights import LlamaWeights
 from lookahead.prefill import prefill
 from lookahead.step import Step
+from lookahead.step_costs import StepCosts
+from lookahead.step_graph import Recorder
 
 SPARE_ROWS = 128
 MAX_EOS_IDS = 3
@@ -180,9 +182,18 @@ def build_engine(
     tokenizer: FragmentTokenizer | None = None,
     max_length: int = 128,
     batch_size: int = 1,
+    costs: StepCosts | None = None,
+    recorder: Recorder | None = None,
 ) -> Engine:
     tokenizer = tokenizer or letters(model.config.vocab_size)
-    engine = Engine(model, tokenizer, max_length=max_length, batch_size=batch_size)
+    engine = Engine(
+        model,
+        tokenizer,
+        max_length=max_length,
+        batch_size=batch_size,
+        costs=costs,
+        recorder=recorder,
+    )
     engine_cache(engine).data.fill_(math.nan)
     return engine
 

@@ -1,4 +1,5 @@
-"""What only a GPU can show of a whole step: recorded and replayed, without a wait, in every bucket."""
+"""What only a GPU can show of a whole step: recorded and replayed, without a wait, in every bucket, and
+through the engine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +8,13 @@ import pytest
 import torch
 from attention_cases import same_bits
 from oracles.naive_llama import random_checkpoint
-from tiny_models import build_llama, build_step
+from tiny_models import build_engine, build_llama, build_step
 
 from lookahead.config import LookaheadConfig
+from lookahead.engine import Engine
 from lookahead.prefill import prefill
 from lookahead.step import Step
+from lookahead.step_costs import StepCosts
 from lookahead.step_graph import PipelinedStep, buckets
 
 pytest.importorskip("triton", reason="Triton is not available for this platform")
@@ -178,3 +181,56 @@ def test_a_stopped_sequence_says_no_more_and_the_other_goes_on():
         if steps == 3:
             pipeline.stop(0)
     assert found == expected
+
+
+# Through the engine
+
+
+def new_engine(batch_size: int, implementation: str = "triton") -> Engine:
+    checkpoint = random_checkpoint(1, vocab_size=8, head_dim=16, max_position_embeddings=4096)
+    model = build_llama(checkpoint, torch.bfloat16, 2048, implementation, device=CUDA)
+    # Rows cost so much that a budget leaves some out.
+    costs = StepCosts((1, 101), (1.0, 3.0))
+    return build_engine(model, max_length=MAX_LENGTH, batch_size=batch_size, costs=costs)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("shape", [(5, 4, 5), (0, 5, 3)], ids=str)
+def test_an_engine_answers_by_replays_what_it_answers_eagerly(shape, batch_size):
+    """Across buckets, and with a stop string that the host finds while the next step runs."""
+    engine = new_engine(batch_size)
+    prompts = [draw_prompt(count) for count in (480, 30, 700, 3, 100)]
+    text = engine.generate(prompts[1], max_new_tokens=60, mode="autoregressive").text
+    options = {"max_new_tokens": 150, "lookahead": LookaheadConfig(*shape), "stop": [text[40:45]]}
+    eager = engine.generate(prompts, **options, trace=lambda record: None)
+    replayed = engine.generate(prompts, **options)
+    assert engine.capture_seconds > 0
+    for mine, other in zip(replayed, eager, strict=True):
+        assert (mine.token_ids, mine.text) == (other.token_ids, other.text)
+        assert (mine.steps, mine.finish_reason) == (other.steps, other.finish_reason)
+        assert mine.rows_per_step == other.rows_per_step
+    assert eager[1].finish_reason == "stop"
+    # With rows left out as a budget says, steps may be others and ids may not.
+    options["lookahead"] = LookaheadConfig(*shape, adaptive=True)
+    for _ in range(2):
+        adaptive = engine.generate(prompts, **options)
+        assert [each.token_ids for each in adaptive] == [each.token_ids for each in eager]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_no_batch_makes_the_host_wait_between_its_steps(adaptive):
+    engine = new_engine(batch_size=2)
+    config = LookaheadConfig(5, 4, 5, adaptive=adaptive)
+    prompts = [draw_prompt(100), draw_prompt(101)]
+    with engine.batch(prompts, max_new_tokens=200, lookahead=config) as batch:
+        next(batch)  # prompts are copied and prefilled
+        with no_waiting():
+            for _ in range(40):
+                next(batch)
+    assert [result.steps for result in batch.results] == [21, 21]
+
+
+def test_operations_that_look_at_numbers_are_not_recorded():
+    engine = new_engine(1, implementation="torch")
+    assert engine.generate(draw_prompt(30), max_new_tokens=5, mode="autoregressive").new_tokens == 5
+    assert engine.capture_seconds == 0.0

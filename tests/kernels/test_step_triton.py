@@ -5,9 +5,11 @@ import torch
 from step_pairs import SHAPES, check_not_finite, check_pair
 
 from lookahead import step_ref
+from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
 from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.kernels.commit_rows import commit_rows
+from lookahead.row_budget import fixed_shapes
 
 pytest.importorskip("triton", reason="Triton is not available for this platform")
 step_triton = pytest.importorskip("lookahead.step_triton")
@@ -16,6 +18,13 @@ step_triton = pytest.importorskip("lookahead.step_triton")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_both_do_the_same(shape):
     check_pair("triton", shape, range(2), fixed_shape=True)
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 5), (0, 5, 3), (4, 3, 0)], ids=str)
+def test_both_do_the_same_with_the_rows_that_a_budget_leaves(shape):
+    step_shapes = fixed_shapes(LookaheadConfig(*shape))
+    assert len(step_shapes) == 1 + (shape[0] > 0) * (shape[2] > 0) + 1
+    check_pair("triton", shape, range(4), fixed_shape=True, step_shapes=step_shapes)
 
 
 def test_logits_that_are_not_finite_are_told_only_where_they_are_used():
