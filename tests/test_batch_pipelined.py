@@ -114,6 +114,7 @@ def test_a_step_past_a_stop_is_neither_shown_nor_counted():
     assert (result.text, result.token_ids, result.steps) == ("ef", [4, 5], 3)
     assert sum(entry.startswith("start") for entry in recorder.log) == 4
     assert engine._state.tokens[0, :5].tolist() == [3, 4, 5, 6, 7], "it ran"
+    assert engine._state.finished.tolist() == [True], "and no other does"
     assert engine.generate([8], max_new_tokens=2).token_ids == [9, 10]
 
 
@@ -294,6 +295,22 @@ def test_a_budget_changes_no_text(llama, slope):
                 for result, plain in zip(results, expected, strict=True):
                     assert result.token_ids == plain.token_ids
                     assert result.finish_reason == plain.finish_reason
+
+
+def test_a_budget_is_asked_for_those_that_were_running_when_last_read(llama, monkeypatch):
+    asked = []
+    choose = RowBudget.choose
+    monkeypatch.setattr(
+        RowBudget, "choose", lambda self, live: asked.append(live) or choose(self, live)
+    )
+    model = ScriptedModel(lambda path: path[-1] + 1, 26, eos_token_ids=(9,))
+    _, late = engines(model, 3, STEEP)
+    config = LookaheadConfig(0, 3, 2, prompt_ngrams=False, adaptive=True)
+    results = late.generate([[1], [7], [5]], lookahead=config, stop=["h"])
+    assert [result.steps for result in results] == [6, 2, 2]
+    # The second and third end in the second step, by an id and by a string; the third step runs
+    # already. There is one step behind the last.
+    assert asked == [[2, 2, 2]] * 3 + [[2]] * 4
 
 
 def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
