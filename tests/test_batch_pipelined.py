@@ -301,7 +301,7 @@ def test_a_budget_is_asked_for_those_that_were_running_when_last_read(llama, mon
     asked = []
     choose = RowBudget.choose
     monkeypatch.setattr(
-        RowBudget, "choose", lambda self, live: asked.append(live) or choose(self, live)
+        RowBudget, "choose", lambda self, matches: asked.append(matches) or choose(self, matches)
     )
     model = ScriptedModel(lambda path: path[-1] + 1, 26, eos_token_ids=(9,))
     _, late = engines(model, 3, STEEP)
@@ -310,7 +310,7 @@ def test_a_budget_is_asked_for_those_that_were_running_when_last_read(llama, mon
     assert [result.steps for result in results] == [6, 2, 2]
     # The second and third end in the second step, by an id and by a string; the third step runs
     # already. There is one step behind the last.
-    assert asked == [[2, 2, 2]] * 3 + [[2]] * 4
+    assert asked == [[[0, 0]] * 3] * 3 + [[[0, 0]]] * 4
 
 
 def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
@@ -322,7 +322,7 @@ def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
     expected = untimed(fresh.generate(PROMPTS[:1], **options))
     batch = late.batch(PROMPTS[1:3], **options)
     next(batch)
-    batch.budget._has_window = False
+    batch.budget.has_window = False
     for _ in range(5):
         next(batch)
     steps = late._step.window.steps.tolist()

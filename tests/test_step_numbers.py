@@ -23,6 +23,7 @@ def output(depth=3):
         found=torch.tensor([2, 1, 0], dtype=torch.int32),
         winner=torch.tensor([1, 0, 0]),
         rows=torch.tensor([6, 4, 0], dtype=torch.int32),
+        matches=torch.tensor([[2, 0], [1, -9], [-9, -9]]),
     )
 
 
@@ -35,13 +36,14 @@ def carried(packing, step, dropped=()):
 
 def test_what_is_told():
     packing = NumberPacking(LookaheadConfig(1, 3, 2, adaptive=True), 3)
-    assert packing.size == 4 + 3 + 2 + 4
+    assert packing.size == 4 + 3 + 2 + 2 + 4
     assert carried(packing, output()) == StepNumbers(
         token_ids=[[7, 8, 9], [5, 6], []],
         finished=[False, True, True],
         finite=[True, False, True],
         rows=[6, 4, 0],
         candidates=[[[1, 2], [7, 8]], [[5, 0]], []],
+        matches=[[2, 0], [1], []],
         from_window=[2, 0, 0],
     )
 
@@ -54,8 +56,16 @@ def test_of_a_dropped_sequence_nothing_is_told():
         finite=[True, True, True],
         rows=[0, 0, 0],
         candidates=[[], [], []],
+        matches=[[], [], []],
         from_window=[0, 0, 0],
     )
+
+
+def test_where_contexts_are_not_looked_at_nothing_fits():
+    packing = NumberPacking(LookaheadConfig(1, 3, 2, adaptive=True), 3)
+    numbers = carried(packing, output()._replace(matches=None))
+    assert numbers.matches == [[0, 0], [0], []]
+    assert numbers.candidates == [[[1, 2], [7, 8]], [[5, 0]], []]
 
 
 def test_candidates_are_left_out_where_nobody_observes_them():
@@ -81,6 +91,7 @@ def test_without_candidates_there_are_none():
         candidates=torch.zeros((3, 0, 2), dtype=torch.int32),
         origins=torch.zeros((3, 0), dtype=torch.int8),
         found=torch.zeros(3, dtype=torch.int32),
+        matches=None,
     )
     numbers = carried(packing, step)
     assert numbers.candidates == [[], [], []]
