@@ -14,7 +14,6 @@ import torch
 
 from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
-from lookahead.drafting.context import CONTEXT, best_first, context_matches
 from lookahead.drafting.ngram_pool import ORIGINS, NgramPool
 from lookahead.drafting.window import Window
 from lookahead.kv_cache import KVCache
@@ -163,7 +162,9 @@ class Step:
         found = found.masked_fill(state.finished, 0)
         matches = None
         if budget is not None and not self.fixed_shape:
-            candidates, origins, matches = self._look_at_contexts(candidates, origins, found)
+            candidates, origins, matches = self._bookkeeping.order_by_context(
+                self.pool, state.tokens, state.lengths, candidates, origins, found
+            )
         shape = shape or self._choose_shape(found, matches, budget)
         numbers = self._numbers(shape)
         layout, window = numbers.layout, self.window if shape.window else self._no_window
@@ -224,29 +225,11 @@ class Step:
     ) -> StepShape:
         if budget is None:
             return self.shapes[0] if self.fixed_shape else self._full(int(found.max()))
-        running = (~self.state.finished).nonzero().flatten().tolist()
+        is_over, counts = self.state.finished.tolist(), found.tolist()
         if matches is None:  # as for a host that sees no candidate: there may be all
-            return budget.choose([[0] * self.config.guesses] * len(running))
-        return budget.choose([matches[each, : found[each]].tolist() for each in running])
-
-    def _look_at_contexts(
-        self, candidates: torch.Tensor, origins: torch.Tensor, found: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Candidates and their origins, those first that fit their context best, and how well they do
-        [B, G]."""
-        state = self.state
-        order = torch.arange(self.config.guesses).repeat(len(found), 1)
-        matches = torch.zeros_like(order)
-        for sequence, count in enumerate(found.tolist()):
-            length = int(state.lengths[sequence])
-            text = state.tokens[sequence, max(length - CONTEXT, 0) : length + 1].tolist()
-            grams = candidates[sequence, :count].tolist()
-            fits = context_matches(self.pool, sequence, text, grams)
-            best = best_first(fits)
-            order[sequence, :count] = torch.tensor(best, dtype=torch.int64)
-            matches[sequence, :count] = torch.tensor([fits[number] for number in best])
-        index = order.unsqueeze(2).expand(candidates.shape)
-        return candidates.gather(1, index), origins.gather(1, order), matches
+            return budget.choose([[0] * self.config.guesses] * is_over.count(False))
+        rows = zip(matches.tolist(), counts, is_over, strict=True)
+        return budget.choose([row[:count] for row, count, is_out in rows if not is_out])
 
     def _layout(self, shape: StepShape) -> LookaheadLayout:
         window = self.config.window if shape.window else 0

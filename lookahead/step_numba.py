@@ -7,6 +7,7 @@ is the specification; tests compare the two after every step.
 import torch
 
 from lookahead.decode_state import DecodeState
+from lookahead.drafting.context import CONTEXT
 from lookahead.drafting.ngram_pool import OUTPUT, PROMPT, WINDOW, NgramPool
 from lookahead.drafting.window import Window
 from lookahead.kernels.simd_types import entry, kernel
@@ -179,3 +180,55 @@ def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens
         pool.counts[sequence].numpy(), state.tokens[sequence].numpy(),
         num_tokens - pool.continuation, PROMPT,
     )  # fmt: skip
+
+
+@entry
+def _order_by_context(
+    entries, filled, text, lengths, candidates, origins, found, matches, marks, ordered,
+    ordered_origins, ordered_matches, most,
+):  # fmt: skip
+    for sequence in range(len(found)):
+        length, count = lengths[sequence], found[sequence]
+        for number in range(count):
+            matches[number] = marks[number] = 0
+        for back in range(1, min(most, length, entries.shape[3] - 1) + 1):
+            begin = text[sequence, length - back]
+            for slot in range(filled[sequence, begin]):
+                gram = entries[sequence, begin, slot]
+                is_same = True
+                for i in range(back):
+                    is_same = is_same and gram[i] == text[sequence, length - back + 1 + i]
+                for number in range(count):
+                    is_next = is_same and gram[back] == candidates[sequence, number, 0]
+                    if is_next and marks[number] < back:
+                        marks[number] = back
+                        matches[number] += 1
+        place = 0
+        for match in range(most, -1, -1):
+            for number in range(count):
+                if matches[number] == match:
+                    for i in range(candidates.shape[2]):
+                        ordered[sequence, place, i] = candidates[sequence, number, i]
+                    ordered_origins[sequence, place] = origins[sequence, number]
+                    ordered_matches[sequence, place] = match
+                    place += 1
+
+
+def order_by_context(
+    pool: NgramPool,
+    text: torch.Tensor,
+    lengths: torch.Tensor,
+    candidates: torch.Tensor,
+    origins: torch.Tensor,
+    found: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `drafting/context.py`."""
+    ordered, ordered_origins = torch.zeros_like(candidates), torch.zeros_like(origins)
+    matches, marks = torch.empty((2, candidates.shape[1]), dtype=torch.int64)
+    ordered_matches = torch.zeros(origins.shape, dtype=torch.int64)
+    _order_by_context(
+        pool.entries.numpy(), pool.counts.numpy(), text.numpy(), lengths.numpy(), candidates.numpy(),
+        origins.numpy(), found.numpy(), matches.numpy(), marks.numpy(), ordered.numpy(),
+        ordered_origins.numpy(), ordered_matches.numpy(), CONTEXT,
+    )  # fmt: skip
+    return ordered, ordered_origins, ordered_matches

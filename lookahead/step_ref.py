@@ -2,6 +2,7 @@
 
 `judge` says what a step emits, `learn` takes it over, `insert_prompt` fills the pool before the first
 step. The specification of `step_numba.py` and `step_triton.py`.
+Where the host may look at data, `order_by_context` orders a step's candidates.
 """
 
 from typing import NamedTuple
@@ -9,10 +10,13 @@ from typing import NamedTuple
 import torch
 
 from lookahead.decode_state import DecodeState
+from lookahead.drafting.context import order_by_context
 from lookahead.drafting.ngram_pool import OUTPUT, PROMPT, WINDOW, NgramPool
 from lookahead.drafting.window import Window
 from lookahead.layout_tensors import LayoutTensors
 from lookahead.verify import Verdict, verify
+
+__all__ = ["Judgement", "insert_prompt", "judge", "learn", "order_by_context"]
 
 # Prompt n-grams are inserted this many at a time: one insertion's work grows with the square.
 INSERT_ITEMS = 32

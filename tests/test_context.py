@@ -4,7 +4,8 @@ import random
 
 import torch
 
-from lookahead.drafting.context import CONTEXT, best_first, context_matches
+from lookahead import step_numba
+from lookahead.drafting.context import CONTEXT, context_matches, order_by_context
 from lookahead.drafting.ngram_pool import NgramPool
 
 CPU = torch.device("cpu")
@@ -63,6 +64,37 @@ def test_a_pool_that_forgets_nothing_knows_what_the_text_says():
     assert seen == {0, 1, 2}
 
 
-def test_the_order_among_equals_stays():
-    assert best_first([0, 2, 1, 2, 0]) == [1, 3, 2, 0, 4]
-    assert best_first([]) == []
+def test_the_best_come_first_and_equals_keep_their_order():
+    text = [1, 2, 3, 4, 0, 5, 2, 3, 6, 0, 7, 3, 8, 0, 0]
+    pool = pool_of(text, guesses=4, ngram=4)
+    both = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 3]], dtype=torch.int32)
+    lengths = torch.tensor([3, 3], dtype=torch.int32)
+    keys = torch.tensor([3, 3])
+    for order in (order_by_context, step_numba.order_by_context):
+        candidates, origins, matches = order(pool, both, lengths, *pool.look_up(keys))
+        assert candidates[1, :3].tolist() == [[4, 0, 5], [6, 0, 7], [8, 0, 0]]
+        assert matches[1, :3].tolist() == [2, 1, 0]
+        assert origins.shape == (2, 4)
+
+
+def test_both_implementations_give_the_same_order():
+    draw = random.Random(8)
+    fits = set()
+    for seed in range(60):
+        guesses, ngram = draw.randint(1, 5), draw.randint(2, 6)
+        pool = NgramPool(3, 4, guesses, ngram, CPU)
+        shape, generator = (3, 30), torch.Generator().manual_seed(seed)
+        keys = torch.randint(4, shape, generator=generator)
+        grams = torch.randint(4, (*shape, ngram - 1), generator=generator)
+        is_valid = torch.rand(shape, generator=generator) < 0.9
+        pool.insert(keys, grams, torch.arange(30) % 3, is_valid)
+        text = torch.randint(4, (3, 12), generator=generator).int()
+        lengths = torch.randint(12, (3,), generator=generator).int()
+        found = pool.look_up(text.gather(1, lengths.long().unsqueeze(1)).squeeze(1))
+        expected = order_by_context(pool, text, lengths, *found)
+        actual = step_numba.order_by_context(pool, text, lengths, *found)
+        for sequence, count in enumerate(found[2].tolist()):
+            for mine, its in zip(actual, expected, strict=True):
+                assert mine[sequence, :count].tolist() == its[sequence, :count].tolist()
+            fits.update(actual[2][sequence, :count].tolist())
+    assert fits == {0, 1, 2}

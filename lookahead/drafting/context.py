@@ -1,11 +1,13 @@
-"""How well a candidate fits what stands before its key, as far as the n-gram pool itself tells.
+"""How well candidates fit what stands before their key, as far as the n-gram pool itself tells.
 
 The pool is addressed by one token. That an n-gram began a token earlier and went on with the key and
 the candidate's first token shows in the entries of that earlier token, so nothing more is stored.
-Looks at data on the host: for pools on a CPU.
+Looks at data on the host: for pools on a CPU. The specification of `step_numba.order_by_context`.
 """
 
 from collections.abc import Sequence
+
+import torch
 
 from lookahead.drafting.ngram_pool import NgramPool
 
@@ -38,6 +40,33 @@ def context_matches(
     return matches
 
 
-def best_first(matches: Sequence[int]) -> list[int]:
-    """Numbers of the candidates, those that fit best first, else in their order."""
-    return sorted(range(len(matches)), key=lambda number: -matches[number])
+def order_by_context(
+    pool: NgramPool,
+    text: torch.Tensor,
+    lengths: torch.Tensor,
+    candidates: torch.Tensor,
+    origins: torch.Tensor,
+    found: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Put candidates that fit their context best first; others stay in their order.
+
+    Args:
+        text: [B, M] int32, the key of sequence b at index lengths[b].
+        lengths: [B] int.
+        candidates, origins, found: as `NgramPool.look_up` gives them.
+
+    Returns:
+        candidates and origins in that order, and [B, G] int64 how well each fits, 0..CONTEXT; all of
+        them undefined behind those that were found.
+    """
+    order = torch.arange(candidates.shape[1]).repeat(len(found), 1)
+    matches = torch.zeros_like(order)
+    for sequence, count in enumerate(found.tolist()):
+        length = int(lengths[sequence])
+        tail = text[sequence, max(length - CONTEXT, 0) : length + 1].tolist()
+        fits = context_matches(pool, sequence, tail, candidates[sequence, :count].tolist())
+        best = sorted(range(count), key=[-fit for fit in fits].__getitem__)
+        order[sequence, :count] = torch.tensor(best, dtype=torch.int64)
+        matches[sequence, :count] = torch.tensor([fits[number] for number in best])
+    index = order.unsqueeze(2).expand(candidates.shape)
+    return candidates.gather(1, index), origins.gather(1, order), matches
