@@ -15,14 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
-from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lookahead.command_line import Parser
 from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig, SamplingConfig, check_whole
+from lookahead.display import comparison, numbered_line, show
 from lookahead.errors import InputError
-from lookahead.json_file import parse_json_object
+from lookahead.prompt_file import read_prompt_file
 from lookahead.results import Result
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from lookahead.stream import OnLogits as StreamLogits
     from lookahead.tokenizer import Tokenizer
 
-COLOURS = (36, 33, 32, 35, 34, 31)
 INTERRUPTED = 130
 
 
@@ -127,13 +125,13 @@ def _run(options: argparse.Namespace) -> int:
         )
 
     batch = start(given, options.mode)
-    results = _show(batch, silent=options.json)
+    results = show(batch, silent=options.json)
     if options.stats:
         lines = stats(results, batch.budget, engine.costs, engine.capture_seconds)
         print(lines, file=sys.stderr)
     interrupted = _any_interrupted(results)
     if options.compare and not interrupted:
-        others = _show(start(given, "autoregressive"), silent=True)
+        others = show(start(given, "autoregressive"), silent=True)
         interrupted = _any_interrupted(others)
         if not interrupted:
             others = [
@@ -176,8 +174,8 @@ def _compare(
             return Stream(start([prompt], mode, numbered(on_logits)))
 
         found.append(compared(result, other, start_one))
-        line = _comparison(found[-1], other, tokenizer)
-        print(f"{_numbered(number, len(results))}{line}", file=sys.stderr)
+        line = comparison(found[-1], other, tokenizer)
+        print(f"{numbered_line(number, len(results))}{line}", file=sys.stderr)
     return found
 
 
@@ -224,129 +222,10 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
     """The prompts that were given, at least one."""
     prompts = list(options.prompt)
     if options.prompt_file is not None:
-        prompts += _read_prompt_file(options.prompt_file)
+        prompts += read_prompt_file(options.prompt_file)
     if not prompts:
         raise InputError("there is no prompt: give --prompt TEXT or --prompt-file FILE")
     return prompts
-
-
-def _read_prompt_file(name: str) -> list[str]:
-    """Prompts of a .jsonl file, or the whole of another file or of standard input."""
-    where = "standard input" if name == "-" else f"prompt file {name}"
-    if name == "-" and sys.stdin is None:
-        raise InputError("standard input is closed: give --prompt TEXT or a file")
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = data.decode("utf-8")
-    except OSError as error:
-        raise InputError(
-            f"{where} cannot be read: {error.strerror}; expected a file of UTF-8 text"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where} is not UTF-8: byte {error.start} is {data[error.start]:#04x}; convert it"
-        ) from error
-    if not name.endswith(".jsonl"):
-        return [text]
-    prompts = [
-        _json_prompt(f"{where}, line {number}", line)
-        # Not splitlines: JSON's strings may hold other line ends as they are.
-        for number, line in enumerate(text.split("\n"), start=1)
-        if line.strip()
-    ]
-    if not prompts:
-        raise InputError(f'{where} has no prompts: expected a line {{"prompt": TEXT}} for each')
-    return prompts
-
-
-def _json_prompt(where: str, line: str) -> str:
-    prompt = parse_json_object(line, where).get("prompt")
-    if not isinstance(prompt, str):
-        raise InputError(f'{where}: expected an object with a string "prompt"')
-    return prompt
-
-
-def _show(batch: Batch, silent: bool) -> list[Result]:
-    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`."""
-    display = _Display(batch, silent)
-    try:
-        for _ in batch:
-            display.update()
-    except KeyboardInterrupt:
-        batch.close()
-    display.update()  # what ended without text, or was interrupted
-    return batch.results
-
-
-class _Display:
-    """Prints the first answer that is not complete as its text comes, and the others when their turn
-    comes; a summary behind each."""
-
-    def __init__(self, batch: Batch, silent: bool) -> None:
-        """`silent` leaves out the text."""
-        self._batch = batch
-        self._silent = silent
-        self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
-        self._turn = 0
-        self._shown = 0  # characters of the answer whose turn it is
-
-    def update(self) -> None:
-        answers = self._batch.answers
-        while self._turn < len(answers):
-            answer = answers[self._turn]
-            # What was shown is noted first: Ctrl-C may come while it is printed.
-            text, self._shown = answer.text[self._shown :], len(answer.text)
-            self._print(text, next(self._colours))
-            if not answer.is_done:
-                break
-            number, self._turn, self._shown = self._turn, self._turn + 1, 0
-            self._print("\n", None)
-            where = _numbered(number, len(answers))
-            print(f"{where}{_summary(self._batch.results[number])}", file=sys.stderr)
-
-    def _print(self, text: str, colour: int | None) -> None:
-        if text and not self._silent:
-            colored = text if colour is None else f"\033[{colour}m{text}\033[0m"
-            print(colored, end="", flush=True)
-
-
-def _numbered(number: int, count: int) -> str:
-    """Which prompt a line is about, where there are several."""
-    return f"prompt {number + 1} of {count}: " if count > 1 else ""
-
-
-def _summary(result: Result) -> str:
-    shape = (
-        f" {(result.window, result.ngram, result.guesses)}" if result.mode == "lookahead" else ""
-    )
-    ms_per_step = 1000 * result.decode_seconds / max(result.steps, 1)
-    return (
-        f"{result.mode}{shape}: {result.new_tokens} tokens, {result.steps} steps, "
-        f"{result.tokens_per_step:.2f} tokens/step, {ms_per_step:.1f} ms/step, "
-        f"{result.tokens_per_second:.1f} tokens/s "
-        f"({result.device}, {result.dtype}, ended by {result.finish_reason})"
-    )
-
-
-def _comparison(result: Result, other: Result, tokenizer: Tokenizer) -> str:
-    speed = ""
-    if other.new_tokens:
-        ratio = result.tokens_per_second / other.tokens_per_second
-        speed = f"; lookahead runs at {ratio:.2f}x the speed of autoregressive"
-    if result.difference is None:
-        return f"identical ids{speed}"
-    place, ids, logits = (
-        result.difference.place, result.difference.token_ids, result.difference.logits
-    )  # fmt: skip
-    tokens = ["the end" if i is None else f"{i} {tokenizer.decode([i])!r}" for i in ids]
-    seen = [
-        ", ".join("unknown" if value is None else f"{value:.6g}" for value in row) for row in logits
-    ]
-    why = "" if result.inexact_reason is None else f" ({result.inexact_reason})"
-    return (
-        f"different ids from new token {place} on{why}: lookahead gives {tokens[0]}, autoregressive "
-        f"{tokens[1]}; their logits are {seen[0]} in lookahead, {seen[1]} in autoregressive{speed}"
-    )
 
 
 def _program() -> NoReturn:

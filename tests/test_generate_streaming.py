@@ -16,7 +16,8 @@ from tiny_models import one_thread
 
 from lookahead import Engine, LookaheadConfig, Result
 from lookahead.batch import Batch
-from lookahead.generate import COLOURS, INTERRUPTED, main
+from lookahead.display import COLOURS
+from lookahead.generate import INTERRUPTED, main
 
 PROMPT = "abc abd abc"
 # More tokens than can come before a test has seen the first few and has acted.

@@ -19,7 +19,7 @@ ROWS = [
     "vocabulary",
     "vocabulary_json vocabulary_sentencepiece",
     "tokenizer",
-    "prompt_ids",
+    "prompt_ids prompt_file",
     "command_line",
     "devices",
     "kernels.checks kernels.row_blocks kernels.sequences",
@@ -56,7 +56,7 @@ ROWS = [
     "answer",
     "batch",
     "stream",
-    "compare stats",
+    "compare display stats",
     "engine",
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
@@ -69,7 +69,7 @@ EXEMPT = {"", "drafting", "kernels", "models"}
 WITHOUT_TORCH = """
     errors json_file config layout detokenizer chat_template vocabulary vocabulary_json
     vocabulary_sentencepiece tokenizer models.checkpoint_config results stops row_budget request
-    gguf_file gguf_config gguf_tokenizer gguf_weights import_gguf
+    prompt_file gguf_file gguf_config gguf_tokenizer gguf_weights import_gguf
 """.split()
 
 

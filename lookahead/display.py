@@ -1,0 +1,99 @@
+"""What people see of a run: text as it comes, a line about each answer, and how two modes compare."""
+
+from __future__ import annotations
+
+import sys
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from lookahead.results import Result
+
+if TYPE_CHECKING:
+    from lookahead.batch import Batch
+    from lookahead.tokenizer import Tokenizer
+
+# Of a terminal, in turn for the tokens of a step.
+COLOURS = (36, 33, 32, 35, 34, 31)
+
+
+def show(batch: Batch, silent: bool) -> list[Result]:
+    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`."""
+    display = Display(batch, silent)
+    try:
+        for _ in batch:
+            display.update()
+    except KeyboardInterrupt:
+        batch.close()
+    display.update()  # what ended without text, or was interrupted
+    return batch.results
+
+
+class Display:
+    """Prints the first answer that is not complete as its text comes, and the others when their turn
+    comes; a summary behind each."""
+
+    def __init__(self, batch: Batch, silent: bool) -> None:
+        """`silent` leaves out the text."""
+        self._batch = batch
+        self._silent = silent
+        self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
+        self._turn = 0
+        self._shown = 0  # characters of the answer whose turn it is
+
+    def update(self) -> None:
+        answers = self._batch.answers
+        while self._turn < len(answers):
+            answer = answers[self._turn]
+            # What was shown is noted first: Ctrl-C may come while it is printed.
+            text, self._shown = answer.text[self._shown :], len(answer.text)
+            self._print(text, next(self._colours))
+            if not answer.is_done:
+                break
+            number, self._turn, self._shown = self._turn, self._turn + 1, 0
+            self._print("\n", None)
+            where = numbered_line(number, len(answers))
+            print(f"{where}{summary(self._batch.results[number])}", file=sys.stderr)
+
+    def _print(self, text: str, colour: int | None) -> None:
+        if text and not self._silent:
+            colored = text if colour is None else f"\033[{colour}m{text}\033[0m"
+            print(colored, end="", flush=True)
+
+
+def numbered_line(number: int, count: int) -> str:
+    """Which prompt a line is about, where there are several."""
+    return f"prompt {number + 1} of {count}: " if count > 1 else ""
+
+
+def summary(result: Result) -> str:
+    shape = (
+        f" {(result.window, result.ngram, result.guesses)}" if result.mode == "lookahead" else ""
+    )
+    ms_per_step = 1000 * result.decode_seconds / max(result.steps, 1)
+    return (
+        f"{result.mode}{shape}: {result.new_tokens} tokens, {result.steps} steps, "
+        f"{result.tokens_per_step:.2f} tokens/step, {ms_per_step:.1f} ms/step, "
+        f"{result.tokens_per_second:.1f} tokens/s "
+        f"({result.device}, {result.dtype}, ended by {result.finish_reason})"
+    )
+
+
+def comparison(result: Result, other: Result, tokenizer: Tokenizer) -> str:
+    speed = ""
+    if other.new_tokens:
+        ratio = result.tokens_per_second / other.tokens_per_second
+        speed = f"; lookahead runs at {ratio:.2f}x the speed of autoregressive"
+    if result.difference is None:
+        return f"identical ids{speed}"
+    place, ids, logits = (
+        result.difference.place, result.difference.token_ids, result.difference.logits
+    )  # fmt: skip
+    tokens = ["the end" if i is None else f"{i} {tokenizer.decode([i])!r}" for i in ids]
+    seen = [
+        ", ".join("unknown" if value is None else f"{value:.6g}" for value in row) for row in logits
+    ]
+    why = "" if result.inexact_reason is None else f" ({result.inexact_reason})"
+    return (
+        f"different ids from new token {place} on{why}: lookahead gives {tokens[0]}, autoregressive "
+        f"{tokens[1]}; their logits are {seen[0]} in lookahead, {seen[1]} in autoregressive{speed}"
+    )
