@@ -85,10 +85,16 @@ class Batch:
     def is_done(self) -> bool:
         return all(answer.is_done for answer in self.answers)
 
+    def result(self, number: int) -> Result:
+        """One request's result so far."""
+        return self.answers[number].result(
+            self._steps.step.model, self._steps.step.config, self._choice
+        )
+
     @property
     def results(self) -> list[Result]:
-        step = self._steps.step
-        return [answer.result(step.model, step.config, self._choice) for answer in self.answers]
+        """Every request's result so far."""
+        return [self.result(number) for number in range(len(self.answers))]
 
     def __next__(self) -> tuple[int, Chunk]:
         try:
@@ -127,10 +133,12 @@ class Batch:
             numbers = self._steps.run(self.budget)
         seconds = time.perf_counter() - began
         if self._trace is not None:
+            of_sequence = dict(self._running)  # the callable may close the batch
             for record in numbers.records:
-                self._trace(replace(record, sequence=self._running[record.sequence]))
+                self._trace(replace(record, sequence=of_sequence[record.sequence]))
         for sequence, number in list(self._running.items()):
-            if numbers.token_ids[sequence]:  # else the step was started before the request
+            is_running = sequence in self._running
+            if is_running and numbers.token_ids[sequence]:  # else the step was started before
                 self._take(sequence, number, numbers, seconds)
 
     def _take(self, sequence: int, number: int, numbers: StepNumbers, seconds: float) -> None:
@@ -146,6 +154,8 @@ class Batch:
             raise self._not_finite(number)
         if self._on_logits is not None:
             self._on_logits(number, numbers.logits[sequence])
+            if answer.is_done:  # the callable closed the batch
+                return
         chunk = answer.take(ids, numbers.finished[sequence])
         if chunk.text or chunk.token_ids:
             self._ready.append((number, chunk))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 COLOURS = (36, 33, 32, 35, 34, 31)
 
 
-def show(batch: Batch, silent: bool) -> list[Result]:
-    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`."""
-    display = Display(batch, silent)
+def show(
+    batch: Batch, silent: bool, on_complete: Callable[[int, Result], None] | None = None
+) -> list[Result]:
+    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`;
+    calls `on_complete` with each one's number and result, in that order, as soon as it is there."""
+    display = Display(batch, silent, on_complete)
     try:
         for _ in batch:
             display.update()
@@ -32,9 +36,12 @@ class Display:
     """Prints the first answer that is not complete as its text comes, and the others when their turn
     comes; a summary behind each."""
 
-    def __init__(self, batch: Batch, silent: bool) -> None:
+    def __init__(
+        self, batch: Batch, silent: bool, on_complete: Callable[[int, Result], None] | None
+    ) -> None:
         """`silent` leaves out the text."""
         self._batch = batch
+        self._on_complete = on_complete
         self._silent = silent
         self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
         self._turn = 0
@@ -52,7 +59,10 @@ class Display:
             number, self._turn, self._shown = self._turn, self._turn + 1, 0
             self._print("\n", None)
             where = numbered_line(number, len(answers))
-            print(f"{where}{summary(self._batch.results[number])}", file=sys.stderr)
+            result = self._batch.result(number)
+            print(f"{where}{summary(result)}", file=sys.stderr)
+            if self._on_complete is not None:
+                self._on_complete(number, result)
 
     def _print(self, text: str, colour: int | None) -> None:
         if text and not self._silent:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from lookahead.answer import Answer
 from lookahead.batch import Batch, OnLogits, Trace
 from lookahead.compare import compared
@@ -24,7 +26,7 @@ from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
-from lookahead.prefill import CHUNK_ROWS
+from lookahead.prefill import CHUNK_ROWS, prefill
 from lookahead.prompt_ids import Prompt, as_prompts
 from lookahead.request import Wishes
 from lookahead.results import Result
@@ -113,13 +115,26 @@ class Engine:
         what = f"{path} as {dtype_name(where.dtype)} with max_length {max_length}"
         with refuse_out_of_memory(what, where.device):
             num_positions = max_length + _spare_rows(max_step_rows)
-            return cls(
+            engine = cls(
                 load_model(path, config, where, num_positions, exact),
                 tokenizer,
                 max_length=max_length,
                 batch_size=batch_size,
                 max_step_rows=max_step_rows,
             )
+        engine._warm_up()
+        return engine
+
+    def _warm_up(self) -> None:
+        """Run a step, so that what is compiled on a CPU is so before the first request is timed."""
+        if self.model.implementation != "numba":
+            return
+        config = LookaheadConfig(0, 2, 1, adaptive=True)
+        step, prompt = self._new_step(config), [0]
+        step.start(0, prompt * 2, limit=3, eos_ids=())
+        prefill(self.model, self._cache.sequence(0), torch.tensor(prompt))
+        step.run(budget=RowBudget(config, [1.0] * 3))
+        self._state.end()
 
     @cached_property
     def tuning(self) -> Tuning:
@@ -286,6 +301,8 @@ class Engine:
         else:
             config = self.tuning.config if lookahead is None else lookahead
         self._check_rows(config)
+        if isinstance(prompts, str | bytes):
+            raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
         steps = self._step_runner(config, trace is not None, on_logits is not None)
         answers = [

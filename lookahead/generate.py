@@ -124,8 +124,13 @@ def _run(options: argparse.Namespace) -> int:
             on_logits=on_logits,
         )
 
+    def print_object(number: int, result: Result) -> None:
+        values = replace(result, prompt=prompts[number]).to_dict()
+        print(json.dumps(values, ensure_ascii=False), flush=True)
+
     batch = start(given, options.mode)
-    results = show(batch, silent=options.json)
+    at_once = print_object if options.json and not options.compare else None
+    results = show(batch, options.json, at_once)
     if options.stats:
         lines = stats(results, batch.budget, engine.costs, engine.capture_seconds)
         print(lines, file=sys.stderr)
@@ -141,10 +146,9 @@ def _run(options: argparse.Namespace) -> int:
                 results = _compare(results, others, given, start, engine.tokenizer)
             except KeyboardInterrupt:  # while looking for the logits of a difference
                 interrupted = True
-    if options.json:
-        for result, prompt in zip(results, prompts, strict=True):
-            line = json.dumps(replace(result, prompt=prompt).to_dict(), ensure_ascii=False)
-            print(line, flush=True)
+    if options.json and options.compare:
+        for number, result in enumerate(results):
+            print_object(number, result)
     if interrupted:
         return INTERRUPTED
     return 1 if any(result.identical is False for result in results) else 0

@@ -16,8 +16,12 @@ def as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
         return [prompt], False
     items: list[Any] = list(prompt)
-    is_one_prompt = all(isinstance(item, SupportsIndex) for item in items)
-    return ([items], False) if is_one_prompt else (items, True)
+    return ([items], False) if all(map(_is_id, items)) else (items, True)
+
+
+def _is_id(item: object) -> bool:
+    """Whether it is one number: an array of one number can be one too, but is a prompt of its own."""
+    return isinstance(item, SupportsIndex) and getattr(item, "ndim", 0) == 0
 
 
 def prompt_ids(

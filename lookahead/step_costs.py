@@ -6,7 +6,6 @@ Knows nothing of what rows are good for.
 
 import json
 import platform
-import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib import metadata
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from lookahead.models.llama import Llama
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT = 256  # committed tokens while measuring
 ROUNDS = 7
+MOST_ROWS = 65536
+LONGEST = 1000.0  # seconds that a step may seem to take
 # More rows than those at which a step takes so many times as long as with one are of no use.
 TOO_SLOW = 4.0
 
@@ -44,12 +46,14 @@ class StepCosts:
     seconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        is_ascending = all(a < b for a, b in zip(self.rows, self.rows[1:], strict=False))
-        is_positive = all(0 < value < float("inf") for value in self.seconds)
         if not (len(self.rows) == len(self.seconds) >= 1 and self.rows[0] == 1):
-            raise ValueError(f"rows: expected numbers from 1 on, one a second, got {self.rows}")
-        if not is_ascending or not is_positive:
-            raise ValueError("rows must ascend and seconds be positive and finite")
+            raise ValueError("rows: expected numbers from 1 on, with seconds for each")
+        are_counts = all(type(count) is int and count <= MOST_ROWS for count in self.rows)
+        if not are_counts or not _ascends(self.rows, True):
+            raise ValueError(f"rows: expected ascending whole numbers up to {MOST_ROWS}")
+        are_times = all(type(value) is float and 0 < value < LONGEST for value in self.seconds)
+        if not are_times or not _ascends(self.seconds, False):
+            raise ValueError(f"seconds: expected times up to {LONGEST} that rows never shorten")
 
     def at(self, rows: float) -> float:
         """Seconds of a step with so many rows; straight lines between and behind what was measured."""
@@ -62,6 +66,10 @@ class StepCosts:
         return max(between, self.seconds[0])
 
 
+def _ascends(values: Sequence[float], strictly: bool) -> bool:
+    return all(a < b or (a == b and not strictly) for a, b in pairwise(values))
+
+
 def step_costs(model: Llama, max_length: int, max_step_rows: int) -> StepCosts:
     """Those that are kept for this machine and model, or else measured and kept.
 
@@ -71,7 +79,7 @@ def step_costs(model: Llama, max_length: int, max_step_rows: int) -> StepCosts:
     key = _key(model, context, max_step_rows)
     name = sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     path = user_cache_path("lookahead") / "step_costs" / f"{name}.json"
-    with suppress(InputError, ValueError, TypeError, KeyError):  # not there, or damaged
+    with suppress(InputError, ValueError, TypeError, KeyError, OverflowError):  # none, or damaged
         kept = read_json_object(path)
         if kept["key"] == key:
             return StepCosts(tuple(kept["rows"]), tuple(kept["seconds"]))
@@ -79,8 +87,11 @@ def step_costs(model: Llama, max_length: int, max_step_rows: int) -> StepCosts:
     with suppress(OSError):  # then it is measured anew each time
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{time.time_ns()}")
-        partial.write_text(json.dumps({"key": key, **asdict(costs)}), encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"key": key, **asdict(costs)}), encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     return costs
 
 
@@ -120,7 +131,8 @@ def _processor() -> str:
 
 @torch.inference_mode()
 def measure(model: Llama, context: int, row_counts: Sequence[int]) -> StepCosts:
-    """Time steps of these numbers of rows in turn, several rounds; the medians.
+    """Time steps of these numbers of rows in turn, several rounds; the shortest times, for whatever
+    else runs on the machine only makes them longer.
 
     A step is candidates of one token behind `context` committed tokens. Row counts that are far too
     slow end it.
@@ -139,9 +151,9 @@ def measure(model: Llama, context: int, row_counts: Sequence[int]) -> StepCosts:
     for _ in tqdm(range(ROUNDS), desc="measuring steps", leave=False, disable=None):
         for count, seconds in zip(counts, times, strict=True):
             seconds.append(_timed(model, cache, count, context))
-    medians = [statistics.median(seconds) for seconds in times]
+    shortest = [min(seconds) for seconds in times]
     # What more rows cost less is the noise of the machine.
-    return StepCosts(counts, tuple(max(medians[: i + 1]) for i in range(len(medians))))
+    return StepCosts(counts, tuple(accumulate(shortest, max)))
 
 
 def _timed(model: Llama, cache: KVCache, num_rows: int, length: int) -> float:

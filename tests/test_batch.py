@@ -172,6 +172,24 @@ def test_a_batch_closed_early_tells_what_was_there_and_leaves_the_engine_ready(l
     assert [result.token_ids for result in again] == [result.token_ids for result in expected]
 
 
+@pytest.mark.parametrize("which", ["trace", "on_logits"])
+def test_a_callable_may_close_its_batch(llama, which):
+    engine = build_engine(llama, batch_size=2)
+    batches, calls = [], []
+
+    def close(*_):
+        calls.append(0)
+        if len(calls) == 5:
+            batches[0].close()
+
+    batches.append(engine.batch(PROMPTS, max_new_tokens=20, **{which: close}))
+    results = batches[0].run_to_end()
+    assert {result.finish_reason for result in results} == {"interrupted"}
+    assert len(calls) <= 6
+    again = engine.generate(PROMPTS[:2], max_new_tokens=20)
+    assert [result.new_tokens for result in again] == [20, 20]
+
+
 def test_logits_that_are_not_finite_name_the_prompt():
     def script(path):
         return math.nan if path == (2, 1) else 1

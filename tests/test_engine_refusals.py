@@ -83,7 +83,7 @@ def test_too_little_memory_is_refused(checkpoint):
         (5, f"{NEITHER}5"),
         ([1.5], f"{NEITHER}1.5"),
         ([["a"]], f"{NEITHER}['a']"),
-        (torch.zeros(2, 3, dtype=torch.int64), f"{NEITHER}[tensor([0, 0, 0]), tensor([0, 0, 0])]"),
+        (torch.zeros(2, 3), f"prompt 1 of 2: {NEITHER}tensor([0., 0., 0.])"),
         (["a", "", "b"], f"prompt 2 of 3: {EMPTY}"),
         (
             ["a", "b", [257]],
@@ -98,6 +98,20 @@ def test_too_little_memory_is_refused(checkpoint):
 def test_prompts_that_are_refused(engine, prompt, said):
     assert refusal(engine.generate, prompt) == said
     assert engine.generate(PROMPT, max_new_tokens=1).new_tokens == 1
+
+
+def test_a_batch_takes_a_list(engine):
+    said = f"prompts must be a list of prompts, got '{PROMPT}'"
+    assert refusal(engine.batch, PROMPT) == said
+
+
+def test_arrays_of_one_number_are_prompts_of_their_own(engine):
+    expected = [engine.generate([token], max_new_tokens=2).token_ids for token in (5, 7)]
+    for prompts in ([torch.tensor([5]), torch.tensor([7])], torch.tensor([[5], [7]])):
+        results = engine.generate(prompts, max_new_tokens=2)
+        assert [result.token_ids for result in results] == expected
+    one = engine.generate(torch.tensor([5, 7]), max_new_tokens=2)
+    assert one.token_ids == engine.generate([5, 7], max_new_tokens=2).token_ids
 
 
 def test_a_stream_takes_one_prompt(engine):

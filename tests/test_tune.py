@@ -40,7 +40,7 @@ def measured(monkeypatch):
 
     def measure_nothing(model, context, row_counts):
         calls.append((context, tuple(row_counts)))
-        return StepCosts((1, 2, 9), (0.5, 0.625, len(calls)))
+        return StepCosts((1, 2, 9), (0.5, 0.625, float(len(calls))))
 
     monkeypatch.setattr(module, "measure", measure_nothing)
     return calls
@@ -66,6 +66,10 @@ def test_between_and_behind_what_was_measured():
         ((1, 2), (1.0,)),
         ((1, 2), (1.0, float("nan"))),
         ((1, 2), (1.0, 0.0)),
+        ((1, 2), (1.0, 0.9)),
+        ((1, 2), (1.0, 1e308)),
+        ((1, 2.5), (1.0, 2.0)),
+        ((1, 2), (1, 2)),
     ],
 )
 def test_costs_that_are_none(rows, seconds):
@@ -136,6 +140,9 @@ def test_another_model_or_use_is_measured_anew(cache, llama, measured):
         lambda text: json.dumps({**json.loads(text), "seconds": ["1", "2", "3"]}),
         lambda text: json.dumps({**json.loads(text), "key": {}}),
         lambda text: text.replace('"rows"', '"lines"'),
+        lambda text: text.replace("0.625", "1" + "0" * 400),
+        lambda text: json.dumps({**json.loads(text), "rows": [1, 2, 10**400]}),
+        lambda text: json.dumps({**json.loads(text), "seconds": [3.0, 2.0, 1.0]}),
     ],
 )
 def test_a_damaged_file_is_made_anew(cache, llama, measured, damage):

@@ -4,6 +4,7 @@ A step has hundreds of phases of a few microseconds each; between them threads m
 the compiled function, without returning to Python. Knows nothing of what they compute.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -170,6 +171,10 @@ class _Order(NamedTuple):
 def team_of(num_threads: int) -> Team:
     """The one team of that size; its threads wait for as long as the process lives."""
     return Team(num_threads)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=team_of.cache_clear)  # a child has none of its threads
 
 
 def _follow(thread: int, queue: SimpleQueue) -> None:

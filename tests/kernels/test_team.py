@@ -1,5 +1,8 @@
 """Threads that run one function together, and what becomes of them when one of them fails."""
 
+import os
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 
@@ -90,3 +93,25 @@ def test_shares_are_all_there_is(count, num_threads):
         assert before[1] == after[0]
     sizes = [end - begin for begin, end in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_child_has_threads_of_its_own():
+    """Those of its parent are not there."""
+    code = (
+        "import os, torch\n"
+        "from lookahead.kernels.product_numba import pack, product\n"
+        "from lookahead.kernels.team import team_of\n"
+        "x, packed = torch.ones(2, 64), pack(torch.ones(256, 64), None)\n"
+        "y = torch.zeros(2, 256)\n"
+        "product(team_of(2), x, packed, y)\n"
+        "child = os.fork()\n"
+        "if child:\n"
+        "    status = os.waitpid(child, 0)[1]\n"
+        "    raise SystemExit(os.waitstatus_to_exitcode(status))\n"
+        "y.zero_()\n"
+        "product(team_of(2), x, packed, y)\n"
+        "os._exit(0 if (y == 64).all() else 3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120)
+    assert done.returncode == 0
