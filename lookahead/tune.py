@@ -57,7 +57,7 @@ class Tuning:
     def reason(self) -> str:
         """One line."""
         if not self.config.guesses:
-            return "no extra row pays on this machine: plain decoding"
+            return "no other choice pays here, or fits max_step_rows: plain decoding"
         return (
             f"{self.tokens:.2f} tokens a step expected in {self.ratio:.2f} of the time of one row: "
             f"{self.tokens / self.ratio:.2f}x plain decoding"

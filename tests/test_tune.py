@@ -175,7 +175,7 @@ def test_flat_costs_take_the_most_tokens_that_fit():
 def test_steep_costs_take_plain_decoding():
     tuning = tune(StepCosts((1, 2), (1.0, 2.0)), 128, 1, leaves_out_rows=True)
     assert tuning.config == LookaheadConfig(0, 2, 0, adaptive=True)
-    assert tuning.reason == "no extra row pays on this machine: plain decoding"
+    assert tuning.reason == "no other choice pays here, or fits max_step_rows: plain decoding"
 
 
 def test_the_best_ratio_wins_and_says_why():
