@@ -12,9 +12,8 @@ from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.compare import first_difference
-from lookahead.config import AUTOREGRESSIVE
+from lookahead.config import AUTOREGRESSIVE, MAX_STEP_ROWS
 from lookahead.drafting.ngram_pool import ORIGINS
-from lookahead.engine import MAX_STEP_ROWS
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.results import Result

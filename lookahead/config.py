@@ -12,6 +12,7 @@ from lookahead.errors import InputError
 MODES = ("lookahead", "autoregressive")
 DTYPE_NAMES = ("bfloat16", "float16", "float32", "float64")
 MAX_SEED = 2**64 - 1
+MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 MAX_COUNT = 2**31 - 1  # what 32-bit buffers can count
 
 

@@ -16,6 +16,7 @@ from lookahead.batch import Batch, OnLogits, Trace
 from lookahead.compare import compared
 from lookahead.config import (
     AUTOREGRESSIVE,
+    MAX_STEP_ROWS,
     LookaheadConfig,
     SamplingConfig,
     check_whole,
@@ -39,8 +40,6 @@ from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
 from lookahead.tune import Tuning, tune
-
-MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 
 
 class Engine:

@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -21,10 +21,10 @@ import torch
 from platformdirs import user_cache_path
 from tqdm import tqdm
 
+from lookahead.config import MAX_STEP_ROWS
 from lookahead.devices import dtype_name
 from lookahead.errors import InputError
 from lookahead.json_file import read_json_object
-from lookahead.kernels.largest_logit import largest_logit
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.models.llama import Llama
@@ -32,7 +32,6 @@ from lookahead.models.llama import Llama
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT = 256  # committed tokens while measuring
 ROUNDS = 7
-MOST_ROWS = 65536
 LONGEST = 1000.0  # seconds that a step may seem to take
 # More rows than those at which a step takes so many times as long as with one are of no use.
 TOO_SLOW = 4.0
@@ -48,9 +47,9 @@ class StepCosts:
     def __post_init__(self) -> None:
         if not (len(self.rows) == len(self.seconds) >= 1 and self.rows[0] == 1):
             raise ValueError("rows: expected numbers from 1 on, with seconds for each")
-        are_counts = all(type(count) is int and count <= MOST_ROWS for count in self.rows)
+        are_counts = all(type(count) is int and count <= MAX_STEP_ROWS for count in self.rows)
         if not are_counts or not _ascends(self.rows, True):
-            raise ValueError(f"rows: expected ascending whole numbers up to {MOST_ROWS}")
+            raise ValueError(f"rows: expected ascending whole numbers up to {MAX_STEP_ROWS}")
         are_times = all(type(value) is float and 0 < value < LONGEST for value in self.seconds)
         if not are_times or not _ascends(self.seconds, False):
             raise ValueError(f"seconds: expected times up to {LONGEST} that rows never shorten")
@@ -141,35 +140,41 @@ def measure(model: Llama, context: int, row_counts: Sequence[int]) -> StepCosts:
     cache.data.zero_()
     # Each number of rows once, to leave out what is too slow before it is timed often.
     first: list[float] = []
+    steps = []
     for count in row_counts:
-        _run(model, cache, count, context)  # compiles, warms up
-        first.append(_timed(model, cache, count, context))
+        steps.append(_step(model, cache, count, context))
+        steps[-1]()  # compiles, warms up
+        first.append(_timed(steps[-1]))
         if first[-1] > TOO_SLOW * first[0]:
             break
     counts = tuple(row_counts[: len(first)])
     times: list[list[float]] = [[] for _ in counts]
     for _ in tqdm(range(ROUNDS), desc="measuring steps", leave=False, disable=None):
-        for count, seconds in zip(counts, times, strict=True):
-            seconds.append(_timed(model, cache, count, context))
+        for step, seconds in zip(steps, times, strict=True):
+            seconds.append(_timed(step))
     shortest = [min(seconds) for seconds in times]
     # What more rows cost less is the noise of the machine.
     return StepCosts(counts, tuple(accumulate(shortest, max)))
 
 
-def _timed(model: Llama, cache: KVCache, num_rows: int, length: int) -> float:
+def _timed(run: Callable[[], None]) -> float:
     began = time.perf_counter()
-    _run(model, cache, num_rows, length)
+    run()
     return time.perf_counter() - began
 
 
-def _run(model: Llama, cache: KVCache, num_rows: int, length: int) -> None:
-    """A step's work: forward, head, argmax; to its end, on a GPU too."""
+def _step(model: Llama, cache: KVCache, num_rows: int, length: int) -> Callable[[], None]:
+    """What the model does in a step, run to its end, on a GPU too."""
     device = model.device
     layout = LookaheadLayout(0, 2, num_rows - 1)
-    tokens = torch.arange(num_rows, device=device).unsqueeze(0) % model.config.vocab_size
+    rows = torch.arange(num_rows, device=device)
+    tokens = rows.unsqueeze(0) % model.config.vocab_size
     positions = length + torch.tensor(layout.depths, device=device).unsqueeze(0)
     lengths = torch.full((1,), length, dtype=torch.int32, device=device)
     live_rows = torch.full_like(lengths, num_rows)
-    hidden = model.forward(tokens, positions, layout, cache, lengths, live_rows)
-    chosen, _ = largest_logit(model.logits(hidden[0]), model.implementation)
-    chosen.sum().item()
+
+    def run() -> None:
+        _, chosen, _ = model.choose(tokens, positions, layout, cache, lengths, live_rows, rows)
+        chosen.sum().item()
+
+    return run

@@ -79,15 +79,16 @@ def test_costs_that_are_none(rows, seconds):
 
 def test_measuring_runs_every_number_of_rows(llama, monkeypatch):
     counts = []
-    forward = llama.forward
+    choose = llama.choose
 
-    def noted(tokens, positions, layout, cache, lengths, live_rows):
+    def noted(tokens, positions, layout, cache, lengths, live_rows, rows):
         assert positions.tolist() == [[40 + depth for depth in layout.depths]]
         assert (lengths.tolist(), live_rows.tolist()) == ([40], [tokens.shape[1]])
         counts.append(tokens.shape[1])
-        return forward(tokens, positions, layout, cache, lengths, live_rows)
+        assert rows.tolist() == list(range(tokens.shape[1]))
+        return choose(tokens, positions, layout, cache, lengths, live_rows, rows)
 
-    monkeypatch.setattr(llama, "forward", noted)
+    monkeypatch.setattr(llama, "choose", noted)
     monkeypatch.setattr(module, "TOO_SLOW", float("inf"))
     costs = measure(llama, 40, (1, 2, 5))
     assert costs.rows == (1, 2, 5)
@@ -101,7 +102,7 @@ def test_rows_that_are_far_too_slow_are_left_out(llama, monkeypatch):
         time for seconds in (1, 2, 9, *(2, 1, 9) * module.ROUNDS) for time in (0.0, float(seconds))
     )
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(module, "_run", lambda *_: None)
+    monkeypatch.setattr(module, "_step", lambda *_: lambda: None)
     monkeypatch.setattr(module, "TOO_SLOW", 8.0)
     # What seems to become faster by more rows does not.
     assert measure(llama, 40, (1, 2, 5, 9)) == StepCosts((1, 2, 5), (2.0, 2.0, 9.0))
