@@ -42,14 +42,22 @@ def test_weights_and_cache_are_counted(checkpoint: Path) -> None:
     assert memory.weight_bytes(shapes.SHAPES["llama-3-8b"], torch.bfloat16) == 2 * 8030261248
 
 
+def fresh_pages(size: int) -> mmap.mmap:
+    """Memory of its own, each page in use: what was allocated may be pages that were resident before."""
+    pages = mmap.mmap(-1, size)
+    for first in range(0, size, mmap.PAGESIZE):
+        pages[first] = 1
+    return pages
+
+
 @needs_proc
 def test_the_most_memory_is_seen_and_forgotten() -> None:
     meter = memory.Meter(CPU)
     meter.reset()
     before = meter.now
-    held = torch.ones(50_000_000, dtype=torch.uint8)
+    held = fresh_pages(50_000_000)
     assert meter.now >= before + 49_000_000
-    del held
+    held.close()
     assert meter.now < before + 10_000_000
     assert meter.most >= before + 49_000_000
     meter.reset()
@@ -95,8 +103,7 @@ def test_lost_memory_shows(
     generate, lost = memory._generate, []
 
     def losing(*arguments: object) -> int:
-        lost.append(mmap.mmap(-1, 3_000_000))  # pages of its own, and none that was freed before
-        lost[-1].write(b"\1" * 3_000_000)
+        lost.append(fresh_pages(3_000_000))
         return generate(*arguments)
 
     monkeypatch.setattr(memory, "_generate", losing)
