@@ -98,7 +98,7 @@ def draw_ref(
     for place, (sequence, row) in enumerate(divmod(each, step_rows) for each in rows.tolist()):
         if 0 < row < histories.first_candidate:
             continue
-        path = []
+        path: list[int] = []
         while row > 0:
             path.insert(0, int(histories.tokens[sequence, row]))
             row = parents[row]
