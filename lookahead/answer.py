@@ -8,7 +8,7 @@ from lookahead.detokenizer import IncrementalDetokenizer
 from lookahead.devices import dtype_name
 from lookahead.models.llama import Llama
 from lookahead.request import Request
-from lookahead.results import Chunk, Result
+from lookahead.results import Chunk, Result, TokenLogprob
 from lookahead.stops import StopText
 
 
@@ -18,6 +18,7 @@ class Answer:
     Attributes:
         request: what was asked.
         limit: length of the whole text, prompt included, at which it ends.
+        logprobs: of all tokens taken so far, if they were asked for.
         steps, rows, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared
             with the other requests of a batch.
     """
@@ -27,6 +28,7 @@ class Answer:
     ) -> None:
         self.request = request
         self.limit = min(len(request.token_ids) + request.max_new_tokens, max_length)
+        self.logprobs: list[TokenLogprob] = []
         self.steps = 0
         self.rows = 0
         self.prefill_seconds = 0.0
@@ -102,7 +104,9 @@ class Answer:
             adaptive=config.adaptive,
             rows_per_step=self.rows / self.steps if self.steps else 0.0,
             seed=request.seed,
+            sample=request.sample,
             exact=model.inexact_reason is None,
             inexact_reason=model.inexact_reason,
             row_block=model.row_block,
+            logprobs=None if request.logprobs is None else self.logprobs[:new_tokens],
         )
