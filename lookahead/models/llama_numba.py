@@ -3,8 +3,9 @@
 Knows weights, buffers and threads; what is computed is the compiled function's business.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +15,11 @@ from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
 from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.product_numba import Packed, filled_up, link_width, pack, product
-from lookahead.kernels.simd_types import LANES, TAGS, whole_numbers
-from lookahead.kernels.team import team_of
+from lookahead.kernels.simd_types import LANES, TAGS, typed, whole_numbers
+from lookahead.kernels.team import NUM_TEAM_ARGUMENTS, Team, team_of
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout, RowTree
 from lookahead.models.forward_numba import (
-    Buffers,
     CachePlace,
     Choices,
     Head,
@@ -27,7 +27,30 @@ from lookahead.models.forward_numba import (
     Sizes,
     run_forward,
 )
+from lookahead.models.row_buffers import RowBuffers
 from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
+
+Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class _Call(NamedTuple):
+    """A call of `run_forward` that is made again with the same tensors.
+
+    Attributes:
+        run_forward, function: what is called, and its code for arguments of these types.
+        num_rows: B * T.
+        arguments: see `NumbaForward._arguments`.
+        chosen: what `choose` returns.
+        given: what `choose` was given, to be there for as long as its addresses are used.
+    """
+
+    run_forward: Callable
+    function: Callable
+    team: Team
+    num_rows: int
+    arguments: tuple[tuple[Any, ...], tuple[Any, ...]]
+    chosen: Chosen
+    given: tuple[Any, ...]
 
 
 def _check_numbers(name: str, numbers: np.ndarray, behind: int) -> None:
@@ -90,7 +113,7 @@ class NumbaForward:
             eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
         )
-        self._capacity = self._num_threads = 0
+        self._buffers = RowBuffers(self._sizes, self._dtype, self._wide)
         self.inexact_reason = self._try_out(config)
         self.row_block = None if self.inexact_reason else 1
 
@@ -158,10 +181,22 @@ class NumbaForward:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kept: dict | None = None,
+    ) -> Chosen:
         """See `Llama.choose`; the rows must be live."""
         given = (tokens, positions, layout, cache, lengths, live_rows)
-        return self._choose(*given, rows, torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        if kept is None:
+            return self._choose(*given, rows, num_threads)
+        key = (id(tokens), id(rows), num_threads)
+        call: _Call | None = kept.get(key)
+        if call is None or call.run_forward is not run_forward:
+            call = kept[key] = self._new_call(*given, rows, num_threads, kept)
+        with self._lock:
+            self._buffers.make_room(call.num_rows, num_threads)
+            before, behind = call.arguments
+            call.team.run(call.function, *before, self._buffers.addresses, *behind)
+        return call.chosen
 
     def _choose(
         self,
@@ -173,16 +208,48 @@ class NumbaForward:
         live_rows: torch.Tensor,
         rows: torch.Tensor,
         num_threads: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Chosen:
         batch, num_rows = tokens.shape
         wanted = whole_numbers(rows)
         _check_numbers("rows", wanted, batch * num_rows)
         if (wanted % num_rows >= whole_numbers(live_rows)[wanted // num_rows]).any():
             raise ValueError(f"rows: expected live rows, got {wanted.tolist()!s:.200}")
-        logits = torch.empty((len(wanted), self._head.num_vectors * LANES), dtype=self._dtype)
+        logits = self._new_logits(len(wanted))
         choices = self._choices(wanted, num_threads, logits.data_ptr())
         given = (tokens, positions, layout, cache, lengths, live_rows)
         self._run(*given, num_threads, 0, choices)
+        return self._chosen(logits, choices)
+
+    def _new_call(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        rows: torch.Tensor,
+        num_threads: int,
+        kept: dict,
+    ) -> _Call:
+        """How these tensors are called from now on. All that is kept writes its logits to one buffer."""
+        logits = kept.get("logits")
+        if logits is None or len(logits) < len(rows):
+            kept.clear()  # calls that write to a buffer which is given up
+            logits = kept["logits"] = self._new_logits(len(rows))
+        choices = self._choices(rows.numpy(), num_threads, logits.data_ptr())
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        arguments = self._arguments(*given, 0, choices)
+        types = (*[0] * NUM_TEAM_ARGUMENTS, *arguments[0], self._buffers.addresses, *arguments[1])
+        return _Call(
+            run_forward, typed(run_forward, *types), team_of(num_threads), tokens.numel(), arguments,
+            self._chosen(logits[: len(rows)], choices), (*given, rows),
+        )  # fmt: skip
+
+    def _new_logits(self, count: int) -> torch.Tensor:
+        return torch.empty((count, self._head.num_vectors * LANES), dtype=self._dtype)
+
+    def _chosen(self, logits: torch.Tensor, choices: Choices) -> Chosen:
         return (
             logits[:, : self._head.out_size],
             torch.from_numpy(choices.tokens),
@@ -213,10 +280,27 @@ class NumbaForward:
         choices: Choices,
     ) -> None:
         """`out` is the address that hidden states go to, 0 for none."""
+        _check_numbers("tokens", whole_numbers(tokens), self._vocab_size)
+        _check_numbers("positions", whole_numbers(positions), self._cos.shape[0])
+        given = (tokens, positions, layout, cache, lengths, live_rows)
+        before, behind = self._arguments(*given, out, choices)
+        with self._lock:
+            self._buffers.make_room(max(tokens.numel(), len(choices.rows)), num_threads)
+            team_of(num_threads).run(run_forward, *before, self._buffers.addresses, *behind)
+
+    def _arguments(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        layout: RowTree,
+        cache: KVCache,
+        lengths: torch.Tensor,
+        live_rows: torch.Tensor,
+        out: int,
+        choices: Choices,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments of `run_forward`, but for the team's, before and behind the buffers' addresses."""
         batch, num_rows = tokens.shape
-        row_tokens, row_positions = whole_numbers(tokens), whole_numbers(positions)
-        _check_numbers("tokens", row_tokens, self._vocab_size)
-        _check_numbers("positions", row_positions, self._cos.shape[0])
         room = cache.data.shape[4] - cache.row_start
         if num_rows > room:
             raise ValueError(f"cache: expected room for {num_rows} rows, got {room}")
@@ -228,15 +312,13 @@ class NumbaForward:
             np.empty((batch, len(paths.first)), dtype=np.int64),
         )
         where = CachePlace(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
-        with self._lock:
-            self._make_room(max(batch * num_rows, len(choices.rows)), num_threads)
-            team_of(num_threads).run(
-                run_forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
-                self._sizes, self._buffers, self._embedding, self._first_norm, self._layers,
-                self._cos.data_ptr(), self._sin.data_ptr(), where, row_tokens, row_positions,
-                whole_numbers(lengths), whole_numbers(live_rows), paths, places, out, self._head_at,
-                choices,
-            )  # fmt: skip
+        tags = (TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide])
+        return (*tags, self._sizes), (
+            self._embedding, self._first_norm, self._layers, self._cos.data_ptr(),
+            self._sin.data_ptr(), where, whole_numbers(tokens), whole_numbers(positions),
+            whole_numbers(lengths), whole_numbers(live_rows), paths, places, out, self._head_at,
+            choices,
+        )  # fmt: skip
 
     def _logits(self, hidden: torch.Tensor, num_threads: int) -> torch.Tensor:
         rows = hidden.reshape(-1, self._head.in_size)
@@ -271,30 +353,3 @@ class NumbaForward:
             *packed(layer.down),
             self._keep(self._wide_norm(next_norm)),
         ]
-
-    def _make_room(self, num_rows: int, num_threads: int) -> None:
-        """Buffers for so many rows and threads; they begin as zeros."""
-        sizes = self._sizes
-        if num_rows <= self._capacity and num_threads == self._num_threads:
-            return
-        self._capacity, self._num_threads = num_rows, num_threads
-        num_q_heads = sizes.num_kv_heads * sizes.group
-
-        def rows(stride: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(num_rows * stride, dtype=dtype)
-
-        self._tensors = [
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.qkv_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._wide),
-            rows(num_q_heads, self._wide),
-            rows(num_q_heads * LANES, self._wide),
-            rows(sizes.attended_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.gate_up_stride, self._dtype),
-            rows(sizes.activated_stride, self._dtype),
-            torch.zeros(num_threads * sizes.scratch_bytes, dtype=torch.uint8),
-        ]
-        self._buffers = Buffers(*(tensor.data_ptr() for tensor in self._tensors))
