@@ -101,8 +101,8 @@ class Step:
         """Run one step of every unfinished sequence; `trace` is given each one's record.
 
         `shape` tells which rows there are, or `budget` chooses them; without either they are all run.
-        `longest` is what no committed length is above; it bounds the work and changes no bit. The output
-        holds until the next step.
+        `longest` is what no committed length is above; it bounds the work and changes no bit. The
+        output holds until the next step.
         """
         work = self._work
         work.look_up(by_context=budget is not None and not self.fixed_shape)

@@ -24,6 +24,9 @@ from lookahead.step_output import StepOutput
 from lookahead.step_settle_numba import insert_prompt, settle
 from lookahead.step_work import StepRows
 
+# Tensors whose arrays are kept.
+MOST_ARRAYS = 256
+
 
 class _Buffers(NamedTuple):
     """Of the steps of one layout, with the window or without.
@@ -80,6 +83,7 @@ class CompiledWork:
         self._looked_up = (
             self._candidates, self._origins, self._counts, self._matches, fits, marks,
         )  # fmt: skip
+        self._arrays: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
         self._by_context = False
         self._gram = np.zeros(levels, dtype=np.int32)
         self._packed = torch.zeros((batch, packing.size), dtype=torch.int64)
@@ -124,8 +128,17 @@ class CompiledWork:
     def settle(self, rows: StepRows, chosen: torch.Tensor, finite: torch.Tensor) -> StepOutput:
         """See `StepWork`."""
         before, after = self._buffers_run.settling
-        settle(*before, chosen.numpy(), finite.numpy(), *after)
+        settle(*before, self._array(chosen), self._array(finite), *after)
         return self._buffers_run.outputs[self._by_context]
+
+    def _array(self, tensor: torch.Tensor) -> np.ndarray:
+        """The tensor's array; of one that is given again and again it is not made anew."""
+        seen = self._arrays.get(id(tensor))
+        if seen is None:
+            if len(self._arrays) > MOST_ARRAYS:  # they are others each time
+                self._arrays.clear()
+            seen = self._arrays[id(tensor)] = (tensor, tensor.numpy())
+        return seen[1]
 
     def _new_buffers(self, numbers: LayoutTensors, has_window: bool) -> _Buffers:
         layout, batch = numbers.layout, len(self._counts)

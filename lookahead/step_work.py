@@ -27,8 +27,8 @@ class StepRows(NamedTuple):
         tokens, positions: [B, T] int.
         live: [B] int, candidates that are run; 0 for a finished sequence.
         live_rows: [B] int, rows from this number on are dead; 0 for a finished sequence.
-        places: [B, K] int64, which of the n each row with logits is, any for a dead one; None where n is
-            B * K, in that order.
+        places: [B, K] int64, which of the n each row with logits is, any for a dead one; None where n
+            is B * K, in that order.
     """
 
     numbers: LayoutTensors
@@ -60,8 +60,8 @@ class StepWork(Protocol):
         """The rows, with the window's or without; no committed length is above `longest`."""
 
     def settle(self, rows: StepRows, chosen: torch.Tensor, finite: torch.Tensor) -> StepOutput:
-        """Judge, commit and learn from the tokens [n] int64 that are chosen at the rows with logits, and
-        whether those were finite, [n] bool."""
+        """Judge, commit and learn from the tokens [n] int64 that are chosen at the rows with logits,
+        and whether those were finite, [n] bool."""
 
 
 class TensorWork:

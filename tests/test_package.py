@@ -41,7 +41,7 @@ ROWS = [
     "models.checkpoint_config models.rope models.weights",
     "models.products",
     "models.forward_*",
-    "models.row_buffers",
+    "models.row_buffers models.row_trial",
     "models.llama_numba",
     "models.llama models.loader",
     "load prefill",

@@ -16,9 +16,9 @@ from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
 from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.product_numba import Packed, filled_up, link_width, pack, product
 from lookahead.kernels.simd_types import LANES, TAGS, typed, whole_numbers
-from lookahead.kernels.team import NUM_TEAM_ARGUMENTS, Team, team_of
+from lookahead.kernels.team import NUM_TEAM_ARGUMENTS, team_of
 from lookahead.kv_cache import KVCache
-from lookahead.layout import LookaheadLayout, RowTree
+from lookahead.layout import RowTree
 from lookahead.models.forward_numba import (
     CachePlace,
     Choices,
@@ -28,8 +28,11 @@ from lookahead.models.forward_numba import (
     run_forward,
 )
 from lookahead.models.row_buffers import RowBuffers
+from lookahead.models.row_trial import try_out
 from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
 
+# Tokens, positions, layout, cache, lengths and live rows, as `Llama.forward` takes them.
+Given = tuple[torch.Tensor, torch.Tensor, RowTree, KVCache, torch.Tensor, torch.Tensor]
 Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -46,7 +49,6 @@ class _Call(NamedTuple):
 
     run_forward: Callable
     function: Callable
-    team: Team
     num_rows: int
     arguments: tuple[tuple[Any, ...], tuple[Any, ...]]
     chosen: Chosen
@@ -114,43 +116,11 @@ class NumbaForward:
             scale=config.head_dim**-0.5,
         )
         self._buffers = RowBuffers(self._sizes, self._dtype, self._wide)
-        self.inexact_reason = self._try_out(config)
+        self.inexact_reason = try_out(config, self._dtype, self._choose)
         self.row_block = None if self.inexact_reason else 1
 
     def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
         """See `Llama.prepare`. All numbers of rows are run by the same code."""
-
-    def _try_out(self, config: ModelConfig) -> str | None:
-        """Run a step and its candidates' rows once more alone: why the model is not exact, if so.
-
-        Also has all that a step runs compiled, or read from disk, before the first step: in one thread,
-        so that nobody waits for a thread that was interrupted.
-        """
-        layout, one_row = LookaheadLayout(2, 3, 2), LookaheadLayout(0, 2, 0)
-        room, num_rows = layout.levels + 1, layout.num_rows
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, room + num_rows, config.head_dim)
-        zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-
-        def new_cache() -> KVCache:
-            return KVCache(torch.zeros(shape, dtype=self._dtype), room, "numba")
-
-        def logits(
-            tokens: torch.Tensor, tree: RowTree, cache: KVCache, length: int
-        ) -> torch.Tensor:
-            positions = length + torch.tensor(tree.depths)
-            given = (tokens[None], positions[None], tree, cache, zero + length, one * len(tokens))
-            return self._choose(*given, torch.arange(len(tokens)), num_threads=1)[0]
-
-        tokens = torch.arange(num_rows) % config.vocab_size
-        together = logits(tokens, layout, new_cache(), 0)
-        for path in layout.candidate_paths:
-            cache = new_cache()
-            for depth, row in enumerate(path):
-                alone = logits(tokens[[row]], one_row, cache, depth)
-                cache.commit(zero[None], one, zero + depth)
-                if not torch.equal(alone[0].nan_to_num(), together[row].nan_to_num()):
-                    return "a verified row had other bits than the autoregressive row on a trial"
-        return None
 
     def forward(
         self,
@@ -165,7 +135,7 @@ class NumbaForward:
         num_threads = torch.get_num_threads()
         out = torch.empty((*tokens.shape, self._sizes.hidden_stride), dtype=self._dtype)
         given = (tokens, positions, layout, cache, lengths, live_rows)
-        self._run(*given, num_threads, out.data_ptr(), self._choices([], num_threads))
+        self._run(given, num_threads, out.data_ptr(), self._choices([], num_threads))
         return out[..., : self._sizes.hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -187,28 +157,24 @@ class NumbaForward:
         given = (tokens, positions, layout, cache, lengths, live_rows)
         num_threads = torch.get_num_threads()
         if kept is None:
-            return self._choose(*given, rows, num_threads)
+            return self._choose(given, rows, num_threads)
         key = (id(tokens), id(rows), num_threads)
         call: _Call | None = kept.get(key)
         if call is None or call.run_forward is not run_forward:
-            call = kept[key] = self._new_call(*given, rows, num_threads, kept)
+            call = kept[key] = self._new_call(given, rows, num_threads, kept)
         with self._lock:
             self._buffers.make_room(call.num_rows, num_threads)
             before, behind = call.arguments
-            call.team.run(call.function, *before, self._buffers.addresses, *behind)
+            team_of(num_threads).run(call.function, *before, self._buffers.addresses, *behind)
         return call.chosen
 
     def _choose(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
+        given: Given,
         rows: torch.Tensor,
         num_threads: int,
     ) -> Chosen:
+        tokens, _, _, _, _, live_rows = given
         batch, num_rows = tokens.shape
         wanted = whole_numbers(rows)
         _check_numbers("rows", wanted, batch * num_rows)
@@ -216,33 +182,27 @@ class NumbaForward:
             raise ValueError(f"rows: expected live rows, got {wanted.tolist()!s:.200}")
         logits = self._new_logits(len(wanted))
         choices = self._choices(wanted, num_threads, logits.data_ptr())
-        given = (tokens, positions, layout, cache, lengths, live_rows)
-        self._run(*given, num_threads, 0, choices)
+        self._run(given, num_threads, 0, choices)
         return self._chosen(logits, choices)
 
-    def _new_call(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
-        rows: torch.Tensor,
-        num_threads: int,
-        kept: dict,
-    ) -> _Call:
-        """How these tensors are called from now on. All that is kept writes its logits to one buffer."""
+    def _new_call(self, given: Given, rows: torch.Tensor, num_threads: int, kept: dict) -> _Call:
+        """How these tensors are called from now on. All that are kept write to one buffer."""
+        tokens, positions, _, _, lengths, live_rows = given
+        for tensor in (tokens, positions, lengths, live_rows, rows):
+            if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+                raise ValueError(
+                    "kept: expected contiguous tensors of torch.int64, got one of "
+                    f"{tensor.dtype} with strides {tensor.stride()}"
+                )
         logits = kept.get("logits")
         if logits is None or len(logits) < len(rows):
             kept.clear()  # calls that write to a buffer which is given up
             logits = kept["logits"] = self._new_logits(len(rows))
         choices = self._choices(rows.numpy(), num_threads, logits.data_ptr())
-        given = (tokens, positions, layout, cache, lengths, live_rows)
-        arguments = self._arguments(*given, 0, choices)
-        types = (*[0] * NUM_TEAM_ARGUMENTS, *arguments[0], self._buffers.addresses, *arguments[1])
+        before, behind = self._arguments(given, 0, choices)
+        types = (*[0] * NUM_TEAM_ARGUMENTS, *before, self._buffers.addresses, *behind)
         return _Call(
-            run_forward, typed(run_forward, *types), team_of(num_threads), tokens.numel(), arguments,
+            run_forward, typed(run_forward, *types), tokens.numel(), (before, behind),
             self._chosen(logits[: len(rows)], choices), (*given, rows),
         )  # fmt: skip
 
@@ -269,37 +229,28 @@ class NumbaForward:
 
     def _run(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
+        given: Given,
         num_threads: int,
         out: int,
         choices: Choices,
     ) -> None:
         """`out` is the address that hidden states go to, 0 for none."""
+        tokens, positions = given[:2]
         _check_numbers("tokens", whole_numbers(tokens), self._vocab_size)
         _check_numbers("positions", whole_numbers(positions), self._cos.shape[0])
-        given = (tokens, positions, layout, cache, lengths, live_rows)
-        before, behind = self._arguments(*given, out, choices)
+        before, behind = self._arguments(given, out, choices)
         with self._lock:
             self._buffers.make_room(max(tokens.numel(), len(choices.rows)), num_threads)
             team_of(num_threads).run(run_forward, *before, self._buffers.addresses, *behind)
 
     def _arguments(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
+        given: Given,
         out: int,
         choices: Choices,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Arguments of `run_forward`, but for the team's, before and behind the buffers' addresses."""
+        tokens, positions, layout, cache, lengths, live_rows = given
         batch, num_rows = tokens.shape
         room = cache.data.shape[4] - cache.row_start
         if num_rows > room:
