@@ -112,11 +112,15 @@ class RowBudget:
                 Where candidates are not seen, 0 for each that there may be.
         """
         most_guesses = max(map(len, matches), default=0)
+        shapes = self._shapes_for(most_guesses, self.has_window)
+        if len(shapes) == 1:  # no candidate, nor a window
+            self.shapes[shapes[0]] += 1
+            return shapes[0]
         window = self._window.value
         # gained[depth][guesses]: tokens expected beyond the first of each sequence.
         gained = self._gains(matches, most_guesses)
         best, most = StepShape(False, 0, 1), 0.0
-        for shape in self._shapes_for(most_guesses, self.has_window):
+        for shape in shapes:
             candidates = sum(min(len(each), shape.guesses) for each in matches)
             rows = self._base_rows[shape.window] * len(matches) + candidates * shape.depth
             if rows >= len(self._seconds):

@@ -5,13 +5,15 @@ import torch
 
 from lookahead.kernels.simd_types import entry, kernel, whole_numbers
 
-# Whole numbers of as many bytes: a copy keeps every bit.
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Whole numbers, of which a copy keeps every bit.
+_WHOLE = (torch.int64, torch.int32, torch.int16)
 
 
 def bits_of(data: torch.Tensor) -> np.ndarray:
-    """The same memory, as whole numbers of the bits."""
-    return data.view(_WHOLE[data.dtype.itemsize]).numpy()
+    """The same memory, as whole numbers of the bits: the widest that a head has no part of. The fewer
+    there are to copy, the more of them are on their way from memory at once."""
+    head_bytes = data.shape[5] * data.dtype.itemsize
+    return data.view(next(whole for whole in _WHOLE if head_bytes % whole.itemsize == 0)).numpy()
 
 
 @kernel
