@@ -17,7 +17,7 @@ from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.results import Result
-from lookahead.step import StepRecord
+from lookahead.step_output import StepRecord
 
 WARM_UP_TOKENS = 16
 NOT_EXACT = "autoregressive, not exact"

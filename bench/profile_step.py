@@ -21,7 +21,7 @@ from lookahead import Engine, LookaheadConfig
 from lookahead.config import AUTOREGRESSIVE
 from lookahead.errors import InputError
 from lookahead.models.llama import Llama
-from lookahead.step import StepRecord
+from lookahead.step_output import StepRecord
 
 PARTS = ("products", "attention", "norm", "rest", "head + argmax", "host")
 # Within it the model's parts are timed; what it gives has their seconds at its end.

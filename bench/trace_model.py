@@ -48,9 +48,11 @@ class Recorder:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> Choices:
         """See `Llama.choose`."""
-        found = self._model_choose(tokens, positions, layout, cache, lengths, live_rows, rows)
+        given = (tokens, positions, layout, cache, lengths, live_rows, rows)
+        found = self._model_choose(*given, kept)
         self.checks.append(check_of(tokens, lengths, live_rows))
         self.answers.append(found[1][rows < live_rows].tolist())
         return found
@@ -89,6 +91,7 @@ class Forcer:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> Choices:
         """See `Llama.choose`; the logits are still the model's. Raises RowsDiffer where rows are
         checked."""
@@ -96,9 +99,8 @@ class Forcer:
             number, self._checked = self._checked, self._checked + 1
             if self._checks[number : number + 1] != [check_of(tokens, lengths, live_rows)]:
                 raise RowsDiffer(f"step {number} has other rows than the recorded one")
-        logits, _, finite = self._model_choose(
-            tokens, positions, layout, cache, lengths, live_rows, rows
-        )
+        given = (tokens, positions, layout, cache, lengths, live_rows, rows)
+        logits, _, finite = self._model_choose(*given, kept)
         answers = self._answers.index_select(0, self._step.clamp(max=len(self._answers) - 1))
         self._step += 1
         return logits, answers[0, : len(rows)], finite

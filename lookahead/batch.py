@@ -17,8 +17,8 @@ from lookahead.logprobs import token_logprobs
 from lookahead.prefill import prefill
 from lookahead.results import Chunk, Result
 from lookahead.row_budget import RowBudget
-from lookahead.step import StepRecord
 from lookahead.step_numbers import StepNumbers
+from lookahead.step_output import StepRecord
 from lookahead.step_runner import StepRunner
 
 # Called with a request's number and, for each of its steps, the logits [count, vocab] that the step's

@@ -7,8 +7,9 @@ does not depend on it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from operator import mul
 
@@ -85,6 +86,7 @@ class RowBudget:
         self.shapes: Counter[StepShape] = Counter()
         self._seconds = seconds_by_rows
         self._levels = config.ngram - 1
+        self._shapes_for = cache(self._list_shapes)  # making them takes longer than choosing
         self.sees_candidates = sees_candidates
         first = FIRST_TOKEN if sees_candidates else ANY_FIRST_TOKEN
         further = FURTHER_TOKEN if sees_candidates else ANY_FURTHER_TOKEN
@@ -110,11 +112,15 @@ class RowBudget:
                 Where candidates are not seen, 0 for each that there may be.
         """
         most_guesses = max(map(len, matches), default=0)
+        shapes = self._shapes_for(most_guesses, self.has_window)
+        if len(shapes) == 1:  # no candidate, nor a window
+            self.shapes[shapes[0]] += 1
+            return shapes[0]
         window = self._window.value
         # gained[depth][guesses]: tokens expected beyond the first of each sequence.
         gained = self._gains(matches, most_guesses)
         best, most = StepShape(False, 0, 1), 0.0
-        for shape in self._shapes_for(most_guesses):
+        for shape in shapes:
             candidates = sum(min(len(each), shape.guesses) for each in matches)
             rows = self._base_rows[shape.window] * len(matches) + candidates * shape.depth
             if rows >= len(self._seconds):
@@ -129,18 +135,18 @@ class RowBudget:
         self.shapes[best] += 1
         return best
 
-    def _shapes_for(self, most_candidates: int) -> Iterator[StepShape]:
+    def _list_shapes(self, most_candidates: int, has_window: bool) -> list[StepShape]:
         """What there is to choose from, fewer rows first."""
         if not self.sees_candidates:
-            for shape in reversed(fixed_shapes(self.config)):
-                if self.has_window or not shape.window:
-                    yield shape
-            return
+            fixed = reversed(fixed_shapes(self.config))
+            return [shape for shape in fixed if has_window or not shape.window]
+        shapes = []
         for guesses in range(most_candidates + 1):
-            for depth in range(1, self._levels + 1) if guesses else [1]:
-                yield StepShape(False, guesses, depth)
-            if self.has_window:
-                yield StepShape(True, guesses, self._levels)
+            depths = range(1, self._levels + 1) if guesses else [1]
+            shapes += [StepShape(False, guesses, depth) for depth in depths]
+            if has_window:
+                shapes.append(StepShape(True, guesses, self._levels))
+        return shapes
 
     def _gains(self, matches: Sequence[Sequence[int]], most_guesses: int) -> list[list[float]]:
         """Tokens expected of candidates, by their depth and then by their number."""

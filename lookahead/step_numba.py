@@ -1,234 +1,198 @@
-"""What a step does beside the forward pass, on a CPU: the same as `step_ref.py`'s tensor operations.
+"""What a step does beside the forward pass, on a CPU: three compiled calls on buffers that stay.
 
-A hundred small operations take longer than a millisecond, these loops a few microseconds. `step_ref.py`
-is the specification; tests compare the two after every step.
+A step's weights drive everything else out of the processor's caches, so that each operation of the host
+takes many times as long as alone; what can be made once is. `TensorWork` is the specification; tests
+compare the two after every step.
 """
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 
 from lookahead.decode_state import DecodeState
 from lookahead.drafting.context import CONTEXT
 from lookahead.drafting.ngram_pool import OUTPUT, PROMPT, WINDOW, NgramPool
 from lookahead.drafting.window import Window
-from lookahead.kernels.simd_types import entry, kernel
+from lookahead.kernels.commit_rows_numba import bits_of
+from lookahead.kernels.simd_types import TAGS
+from lookahead.kv_cache import KVCache
 from lookahead.layout_tensors import LayoutTensors
-from lookahead.step_ref import Judgement
-from lookahead.verify import Verdict
+from lookahead.step_draft_numba import fill, look_up
+from lookahead.step_numbers import NUM_COUNTS, NumberPacking
+from lookahead.step_output import StepOutput
+from lookahead.step_settle_numba import insert_prompt, settle
+from lookahead.step_work import StepRows
+
+# Tensors whose arrays are kept.
+MOST_ARRAYS = 256
 
 
-@entry
-def _judge(
-    tokens, choices, finite, places, paths, live, lengths, limits, finished, eos_ids, rows, emitted,
-    counts, winners, ends, are_finite,
-):  # fmt: skip
-    for sequence in range(len(lengths)):
-        winner, deepest = 0, 0
-        for path in range(min(live[sequence], len(paths))):
-            depth = 0
-            while depth + 1 < paths.shape[1]:
-                choice = choices[sequence, places[paths[path, depth]]]
-                if tokens[sequence, paths[path, depth + 1]] != choice:
-                    break
-                depth += 1
-            if depth > deepest:
-                winner, deepest = path, depth
-        winners[sequence] = winner
-        for depth in range(paths.shape[1]):
-            rows[sequence, depth] = paths[winner, depth]
-            emitted[sequence, depth] = choices[sequence, places[paths[winner, depth]]]
-        room = limits[sequence] - lengths[sequence] - 1
-        most = 0 if finished[sequence] else min(deepest + 1, room)
-        count, is_over, all_finite = 0, bool(finished[sequence]), True
-        while count < most and not is_over:
-            for eos_id in eos_ids[sequence]:
-                is_over = is_over or emitted[sequence, count] == eos_id
-            all_finite = all_finite and finite[sequence, places[rows[sequence, count]]]
-            count += 1
-        counts[sequence] = count
-        ends[sequence] = is_over or count >= room
-        are_finite[sequence] = all_finite
+class _Buffers(NamedTuple):
+    """Of the steps of one layout, with the window or without.
+
+    Attributes:
+        filling, settling: arguments of `fill` and of `settle`, but for what comes from elsewhere.
+        wanted: [B * K] int64, see `fill`.
+        rows: by how many rows have logits.
+        outputs: by whether candidates are ordered by context.
+    """
+
+    filling: tuple
+    settling: tuple
+    wanted: torch.Tensor
+    rows: dict[int, StepRows]
+    every_row: StepRows
+    outputs: dict[bool, StepOutput]
 
 
-def judge(
-    state: DecodeState,
-    numbers: LayoutTensors,
-    tokens: torch.Tensor,
-    chosen: torch.Tensor,
-    finite: torch.Tensor,
-    live: torch.Tensor,
-) -> Judgement:
-    """See `step_ref.judge`; `verdict.counts` are those that are emitted."""
-    paths = numbers.paths
-    batch, depth = tokens.shape[0], paths.shape[1]
-    rows, emitted = torch.empty((2, batch, depth), dtype=torch.int64)
-    counts, winners = torch.empty((2, batch), dtype=torch.int64)
-    ends, are_finite = torch.empty((2, batch), dtype=torch.bool)
-    _judge(
-        tokens.numpy(), chosen.numpy(), finite.numpy(), numbers.logit_places.numpy(), paths.numpy(),
-        live.numpy(), state.lengths.numpy(), state.limits.numpy(), state.finished.numpy(),
-        state.eos_ids.numpy(), rows.numpy(), emitted.numpy(), counts.numpy(), winners.numpy(),
-        ends.numpy(), are_finite.numpy(),
-    )  # fmt: skip
-    return Judgement(Verdict(rows, emitted, counts, winners), counts, ends, are_finite)
+class CompiledWork:
+    """See `StepWork`. The buffers of state, window, pool and cache stay those that they are."""
 
-
-@kernel
-def _insert(entries, origins, counts, gram, origin):
-    """One n-gram to the front of a key's slots; equal ones leave, the last falls out."""
-    guesses, size = entries.shape
-    place = 0
-    while place < counts[0]:
-        is_same = True
-        for i in range(size):
-            is_same = is_same and entries[place, i] == gram[i]
-        if is_same:
-            break
-        place += 1
-    if place == counts[0]:
-        if counts[0] < guesses:
-            counts[0] += 1
-        else:
-            place -= 1
-    for slot in range(place, 0, -1):
-        for i in range(size):
-            entries[slot, i] = entries[slot - 1, i]
-        origins[slot] = origins[slot - 1]
-    for i in range(size):
-        entries[0, i] = gram[i]
-    origins[0] = origin
-
-
-@kernel
-def _insert_text(entries, origins, filled, text, first, behind, origin):
-    """The n-grams of one sequence's text that start at first..behind-1, in order."""
-    size = entries.shape[2]
-    for start in range(first, behind):
-        key = text[start]
-        _insert(
-            entries[key], origins[key], filled[key : key + 1], text[start + 1 : start + 1 + size],
-            origin,
+    def __init__(
+        self,
+        state: DecodeState,
+        window: Window,
+        pool: NgramPool,
+        kv_cache: KVCache,
+        packing: NumberPacking,
+    ) -> None:
+        batch, levels = window.tokens.shape[:2]
+        no_window = Window(batch, 0, levels + 1, window.tokens.device)
+        self._windows = {
+            has_window: (each.tokens.numpy(), each.steps.numpy())
+            for has_window, each in ((True, window), (False, no_window))
+        }
+        self._state = state
+        self._kv_cache = kv_cache
+        self._kept: dict = {}
+        self._text = (state.tokens.numpy(), state.lengths.numpy(), state.finished.numpy())
+        self._pool = (pool.entries.numpy(), pool.origins.numpy(), pool.counts.numpy())
+        shape = (batch, pool.guesses)
+        self._found = (
+            torch.zeros((*shape, pool.continuation), dtype=torch.int32),
+            torch.zeros(shape, dtype=torch.int8),
+            torch.zeros(batch, dtype=torch.int32),
+            torch.zeros(shape, dtype=torch.int64),
+        )
+        self._candidates, self._origins, self._counts, self._matches = (
+            each.numpy() for each in self._found
+        )
+        fits, marks = np.zeros((2, pool.guesses), dtype=np.int64)
+        self._looking_up = (*self._text, *self._pool)
+        self._looked_up = (
+            self._candidates, self._origins, self._counts, self._matches, fits, marks,
         )  # fmt: skip
+        self._arrays: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
+        self._by_context = False
+        self._gram = np.zeros(levels, dtype=np.int32)
+        self._packed = torch.zeros((batch, packing.size), dtype=torch.int64)
+        self._observed = packing.observed
+        self._buffers: dict[tuple[LayoutTensors, bool], _Buffers] = {}
+        self._buffers_run: _Buffers
 
+    def insert_prompt(self, sequence: int, num_tokens: int) -> None:
+        """See `StepWork`."""
+        of_sequence = (each[sequence] for each in (*self._pool, self._text[0]))
+        insert_prompt(*of_sequence, num_tokens - len(self._gram), PROMPT)
 
-@entry
-def _learn(
-    text, lengths, emitted, counts, ends, finished, next_tokens, window, steps, entries, origins,
-    filled, gram, window_origin, output_origin,
-):  # fmt: skip
-    batch, levels, columns = window.shape
-    guesses = entries.shape[2]
-    for sequence in range(batch):
-        finished[sequence] = ends[sequence]
-        length, count = lengths[sequence], counts[sequence]
-        if count == 0:  # finished before
-            continue
-        for i in range(count):
-            text[sequence, length + 1 + i] = emitted[sequence, i]
-        if guesses:
-            if steps[sequence] >= levels - 1:
-                for column in range(columns):
-                    for level in range(1, levels):
-                        gram[level - 1] = window[sequence, level, column]
-                    gram[levels - 1] = next_tokens[sequence, column]
-                    key = window[sequence, 0, column]
-                    _insert(
-                        entries[sequence, key], origins[sequence, key],
-                        filled[sequence, key : key + 1], gram, window_origin,
-                    )  # fmt: skip
-            first = length + 1 - levels
-            _insert_text(
-                entries[sequence], origins[sequence], filled[sequence], text[sequence],
-                max(first, 0), first + count, output_origin,
-            )  # fmt: skip
-        lengths[sequence] = length + count
-        if columns:
-            for level in range(levels - 1):
-                for column in range(columns):
-                    window[sequence, level, column] = window[sequence, level + 1, column]
-            for column in range(columns):
-                window[sequence, levels - 1, column] = next_tokens[sequence, column]
-            window[sequence, 0, 0] = text[sequence, length + count]
-            steps[sequence] += 1
+    def look_up(self, by_context: bool) -> None:
+        """See `StepWork`."""
+        self._by_context = by_context
+        look_up(*self._looking_up, CONTEXT if by_context else 0, *self._looked_up)
 
+    def most_found(self) -> int:
+        """See `StepWork`."""
+        return max(self._counts.tolist())
 
-def learn(
-    state: DecodeState,
-    window: Window,
-    pool: NgramPool,
-    judgement: Judgement,
-    next_tokens: torch.Tensor,
-) -> None:
-    """See `step_ref.learn`; nothing moves in a sequence that was finished before."""
-    gram = torch.empty(window.levels, dtype=torch.int32)
-    _learn(
-        state.tokens.numpy(), state.lengths.numpy(), judgement.verdict.emitted.numpy(),
-        judgement.counts.numpy(), judgement.finished.numpy(), state.finished.numpy(),
-        next_tokens.numpy(), window.tokens.numpy(), window.steps.numpy(), pool.entries.numpy(),
-        pool.origins.numpy(), pool.counts.numpy(), gram.numpy(), WINDOW, OUTPUT,
-    )  # fmt: skip
+    def matches(self) -> list[list[int]]:
+        """See `StepWork`."""
+        counts, over = self._counts.tolist(), self._text[2].tolist()
+        rows = zip(self._matches.tolist(), counts, over, strict=True)
+        return [row[:count] for row, count, is_over in rows if not is_over]
 
+    def fill(self, numbers: LayoutTensors, has_window: bool, longest: int | None) -> StepRows:
+        """See `StepWork`; attention's work follows the lengths whatever is `longest`."""
+        buffers = self._buffers.get((numbers, has_window))
+        if buffers is None:
+            buffers = self._buffers[numbers, has_window] = self._new_buffers(numbers, has_window)
+        self._buffers_run = buffers
+        count = fill(*buffers.filling)
+        rows = buffers.rows.get(count)
+        if rows is None:
+            every_row = buffers.every_row
+            given = (*every_row.given, buffers.wanted[:count], self._kept)
+            rows = buffers.rows[count] = every_row._replace(given=given)
+        return rows
 
-@entry
-def _insert_prompt(entries, origins, filled, text, num_ngrams, origin):
-    _insert_text(entries, origins, filled, text, 0, num_ngrams, origin)
+    def settle(
+        self,
+        rows: StepRows,
+        chosen: torch.Tensor,
+        finite: torch.Tensor,
+        largest: torch.Tensor,
+    ) -> StepOutput:
+        """See `StepWork`."""
+        before, after = self._buffers_run.settling
+        settle(*before, *map(self._array, (chosen, finite, largest)), *after)
+        return self._buffers_run.outputs[self._by_context]
 
+    def _array(self, tensor: torch.Tensor) -> np.ndarray:
+        """The tensor's array; of one that is given again and again it is not made anew."""
+        seen = self._arrays.get(id(tensor))
+        if seen is None:
+            if len(self._arrays) > MOST_ARRAYS:  # they are others each time
+                self._arrays.clear()
+            seen = self._arrays[id(tensor)] = (tensor, tensor.numpy())
+        return seen[1]
 
-def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int) -> None:
-    """See `step_ref.insert_prompt`."""
-    _insert_prompt(
-        pool.entries[sequence].numpy(), pool.origins[sequence].numpy(),
-        pool.counts[sequence].numpy(), state.tokens[sequence].numpy(),
-        num_tokens - pool.continuation, PROMPT,
-    )  # fmt: skip
+    def _new_buffers(self, numbers: LayoutTensors, has_window: bool) -> _Buffers:
+        layout, batch = numbers.layout, len(self._counts)
+        num_logits = len(layout.logit_rows)
+        state = self._state
 
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype)
 
-@entry
-def _order_by_context(
-    entries, filled, text, lengths, candidates, origins, found, matches, marks, ordered,
-    ordered_origins, ordered_matches, most,
-):  # fmt: skip
-    for sequence in range(len(found)):
-        length, count = lengths[sequence], found[sequence]
-        for number in range(count):
-            matches[number] = marks[number] = 0
-        for back in range(1, min(most, length, entries.shape[3] - 1) + 1):
-            begin = text[sequence, length - back]
-            for slot in range(filled[sequence, begin]):
-                gram = entries[sequence, begin, slot]
-                is_same = True
-                for i in range(back):
-                    is_same = is_same and gram[i] == text[sequence, length - back + 1 + i]
-                for number in range(count):
-                    is_next = is_same and gram[back] == candidates[sequence, number, 0]
-                    if is_next and marks[number] < back:
-                        marks[number] = back
-                        matches[number] += 1
-        place = 0
-        for match in range(most, -1, -1):
-            for number in range(count):
-                if matches[number] == match:
-                    for i in range(candidates.shape[2]):
-                        ordered[sequence, place, i] = candidates[sequence, number, i]
-                    ordered_origins[sequence, place] = origins[sequence, number]
-                    ordered_matches[sequence, place] = match
-                    place += 1
+        tokens, positions = zeros(2, batch, layout.num_rows)
+        committed, live, live_rows = zeros(3, batch)
+        wanted, places = zeros(batch * num_logits), zeros(batch, num_logits)
+        path, emitted = zeros(2, batch, numbers.paths.shape[1])
+        counts, winners = zeros(2, batch)
+        ends, are_finite = zeros(2, batch, dtype=torch.bool)
+        window, steps = self._windows[has_window and layout.window > 0]
 
+        def arrays(*tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
+            return tuple(tensor.numpy() for tensor in tensors)
 
-def order_by_context(
-    pool: NgramPool,
-    text: torch.Tensor,
-    lengths: torch.Tensor,
-    candidates: torch.Tensor,
-    origins: torch.Tensor,
-    found: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `drafting/context.py`."""
-    ordered, ordered_origins = torch.zeros_like(candidates), torch.zeros_like(origins)
-    matches, marks = torch.empty((2, candidates.shape[1]), dtype=torch.int64)
-    ordered_matches = torch.zeros(origins.shape, dtype=torch.int64)
-    _order_by_context(
-        pool.entries.numpy(), pool.counts.numpy(), text.numpy(), lengths.numpy(), candidates.numpy(),
-        origins.numpy(), found.numpy(), matches.numpy(), marks.numpy(), ordered.numpy(),
-        ordered_origins.numpy(), ordered_matches.numpy(), CONTEXT,
-    )  # fmt: skip
-    return ordered, ordered_origins, ordered_matches
+        filling = (
+            *self._text, window, self._candidates, self._counts,
+            *arrays(numbers.depths, numbers.logit_rows), layout.guesses, layout.levels,
+            *arrays(tokens, positions, committed, live, live_rows, wanted, places),
+        )  # fmt: skip
+        text, lengths, finished = self._text
+        before = (TAGS[self._kv_cache.data.dtype], self._kv_cache.row_start, tokens.numpy())
+        after = (
+            *arrays(
+                places, numbers.logit_places, numbers.last_level_places, numbers.paths, live, live_rows
+            ),
+            text, lengths, state.limits.numpy(), finished, state.eos_ids.numpy(),
+            bits_of(self._kv_cache.data), window, steps, *self._pool, self._candidates,
+            self._origins, self._counts, self._matches,
+            *arrays(path, emitted, counts, winners, ends, are_finite), self._gram,
+            self._packed.numpy(), NUM_COUNTS, self._observed, WINDOW, OUTPUT,
+        )  # fmt: skip
+        candidates, origins, found, matches = self._found
+        given = (tokens, positions, layout, self._kv_cache, committed, live_rows)
+        output = StepOutput(
+            emitted, counts, ends, are_finite, None, candidates, origins, found, winners, live_rows,
+            matches, path, self._packed,
+        )  # fmt: skip
+        return _Buffers(
+            filling,
+            (before, after),
+            wanted,
+            {},
+            StepRows(numbers, given, tokens, positions, live, live_rows, places),
+            {True: output, False: output._replace(matches=None)},
+        )

@@ -10,7 +10,7 @@ import torch
 
 from lookahead.config import LookaheadConfig
 from lookahead.drafting.ngram_pool import WINDOW
-from lookahead.step import StepOutput, StepRecord
+from lookahead.step_output import StepOutput, StepRecord
 
 # Before the ids of each sequence: how many were emitted, finished, finite, rows.
 NUM_COUNTS = 4
@@ -49,6 +49,10 @@ class NumberPacking:
     """Where each number of a step stands in a row of `size` for each sequence.
 
     What a row budget observes is among them if the configuration is adaptive.
+
+    Attributes:
+        size: numbers of a sequence.
+        observed: where what a budget observes begins among them; `size` if it is not there.
     """
 
     def __init__(self, config: LookaheadConfig, path_rows: int) -> None:
@@ -57,10 +61,14 @@ class NumberPacking:
         self._guesses, self._continuation = config.guesses, config.ngram - 1
         self._is_observed = config.adaptive
         num_observed = 2 + self._guesses * config.ngram if self._is_observed else 0
-        self.size = NUM_COUNTS + path_rows + num_observed
+        self.observed = NUM_COUNTS + path_rows
+        self.size = self.observed + num_observed
 
     def pack(self, output: StepOutput) -> torch.Tensor:
-        """[B, size] int64; a sequence of tensor operations whose shapes depend on no data."""
+        """[B, size] int64; a sequence of tensor operations whose shapes depend on no data, and none
+        where the step packs its numbers itself."""
+        if output.packed is not None:
+            return output.packed
         emitted = output.emitted
         counts = (output.counts, output.finished, output.finite, output.rows)
         parts = [part.unsqueeze(1) for part in counts]
@@ -87,7 +95,7 @@ class NumberPacking:
         for sequence, row in enumerate(packed):
             count, is_finished, is_finite, num_rows = row[:NUM_COUNTS]
             is_dropped = sequence in dropped
-            observed = [] if is_dropped else row[NUM_COUNTS + self._path_rows :]
+            observed = [] if is_dropped else row[self.observed :]
             numbers.token_ids.append(
                 [] if is_dropped else list(row[NUM_COUNTS : NUM_COUNTS + count])
             )

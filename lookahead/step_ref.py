@@ -1,7 +1,7 @@
 """What a step does beside the forward pass, as tensor operations of a shape that depends on no data.
 
 `judge` says what a step emits, `learn` takes it over, `insert_prompt` fills the pool before the first
-step. The specification of `step_numba.py` and `step_triton.py`.
+step. The specification of `step_settle_numba.py`, `step_draft_numba.py` and `step_triton.py`.
 Where the host may look at data, `order_by_context` orders a step's candidates.
 """
 

@@ -6,8 +6,9 @@
 from typing import Protocol
 
 from lookahead.row_budget import RowBudget
-from lookahead.step import Step, StepRecord
-from lookahead.step_numbers import NumberPacking, StepNumbers
+from lookahead.step import Step
+from lookahead.step_numbers import StepNumbers
+from lookahead.step_output import StepRecord
 
 
 class StepRunner(Protocol):
@@ -41,7 +42,6 @@ class EagerStep:
         self.step = step
         self._keep_records = keep_records
         self._keep_logits = keep_logits
-        self._packing = NumberPacking(step.config, step.path_rows)
 
     def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
         """See `StepRunner`."""
@@ -53,7 +53,7 @@ class EagerStep:
         output = self.step.run(
             records.append if self._keep_records else None, self._keep_logits, budget
         )
-        numbers = self._packing.unpack(self._packing.pack(output).tolist())
+        numbers = self.step.packing.unpack(self.step.packing.pack(output).tolist())
         if output.logits is None:
             return numbers._replace(records=records)
         pairs = zip(output.logits, numbers.token_ids, strict=True)

@@ -10,11 +10,14 @@ from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
 from lookahead.layout import LookaheadLayout
 from lookahead.prefill import prefill
+from lookahead.row_budget import RowBudget
 from lookahead.step import Step
 
 VOCAB_SIZE = 6
 MAX_LENGTH = 60
 EOS_IDS = (4, 5)
+# Rows that are not all worth their time in a budget's eyes.
+COSTS = [1 + 0.01 * rows for rows in range(150)]
 SHAPES = [(0, 2, 0), (5, 4, 5), (0, 5, 3), (3, 2, 2), (4, 3, 0), (1, 6, 1)]
 
 
@@ -71,32 +74,62 @@ def emitted(output):
     return ids, output.finished.tolist(), output.finite.tolist()
 
 
+def logits_told(output):
+    """Of each sequence's tokens."""
+    return [
+        logits[:count].tolist() for logits, count in zip(output.logits, output.counts, strict=True)
+    ]
+
+
+def run_and_read(step, budget, **options):
+    """A step, and what the host reads of it; the budget learns of the sequences that ran."""
+    output = step.run(budget=budget, **options)
+    numbers = step.packing.unpack(step.packing.pack(output).tolist())
+    for sequence, ids in enumerate(numbers.token_ids):
+        if ids and budget is not None:
+            found, from_window = numbers.candidates[sequence], numbers.from_window[sequence]
+            budget.observe(found, numbers.matches[sequence], ids, from_window)
+    return output, numbers
+
+
 def check_pair(implementation, shape, seeds, fixed_shape=None, step_shapes=(None,)):
     """Batches of three through torch's bookkeeping and another's; `step_shapes` are the steps' in
-    turn."""
+    turn. Every third batch's shapes are those that a budget chooses, unless some are given."""
     draw = random.Random(sum(shape))
     counts = set()
     for seed in seeds:
-        config = LookaheadConfig(*shape, prompt_ngrams=seed % 2 == 0)
+        is_chosen = step_shapes == (None,) and seed % 3 == 2
+        config = LookaheadConfig(*shape, prompt_ngrams=seed % 2 == 0, adaptive=is_chosen)
         prompts = [[draw.randrange(4) for _ in range(draw.randint(1, 20))] for _ in range(3)]
         limits = [min(len(prompt) + draw.randint(1, 40), MAX_LENGTH) for prompt in prompts]
         steps = [
             start(name, seed, config, prompts, limits, fixed_shape)
             for name in ("torch", implementation)
         ]
+        budgets = [
+            RowBudget(config, COSTS, not step.fixed_shape) if is_chosen else None for step in steps
+        ]
         traces: list[list] = [[], []]
         turns = cycle(step_shapes)
         while not all(steps[0].state.finished.tolist()):
             running = [b for b, is_over in enumerate(steps[0].state.finished) if not is_over]
             step_shape = next(turns)
-            outputs = [
-                step.run(trace=records.append, shape=step_shape)
-                for step, records in zip(steps, traces, strict=True)
-            ]
+            options = {"shape": step_shape, "keep_logits": seed % 2 == 0}
+            outputs, numbers = zip(
+                *(
+                    run_and_read(step, budget, trace=records.append, **options)
+                    for step, budget, records in zip(steps, budgets, traces, strict=True)
+                ),
+                strict=True,
+            )
             assert emitted(outputs[0]) == emitted(outputs[1])
+            assert numbers[0] == numbers[1]
+            if options["keep_logits"]:
+                assert logits_told(outputs[0]) == logits_told(outputs[1])
             assert everything(steps[0], running) == everything(steps[1], running)
             counts.update(outputs[0].counts.tolist())
         assert traces[0] == traces[1]
+        assert not is_chosen or budgets[0].shapes == budgets[1].shapes
         assert len(traces[0]) >= 3
     assert max(counts) == (shape[1] if shape[2] else 1)
 

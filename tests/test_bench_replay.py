@@ -169,7 +169,7 @@ class FakeModel:
     device = CPU
 
     def choose(self, *given: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = given[-1]
+        rows = given[6]
         return torch.zeros(len(rows), 7), rows, rows >= 0
 
 

@@ -4,9 +4,9 @@ import random
 
 import torch
 
-from lookahead import step_numba
 from lookahead.drafting.context import CONTEXT, context_matches, order_by_context
 from lookahead.drafting.ngram_pool import NgramPool
+from lookahead.step_draft_numba import look_up
 
 CPU = torch.device("cpu")
 
@@ -20,6 +20,24 @@ def pool_of(text, guesses, ngram, vocab_size=9):
         grams = torch.tensor([[gram[1:]], [gram[1:]]])
         pool.insert(keys, grams, torch.tensor([0]), torch.tensor([[False], [True]]))
     return pool
+
+
+def look_up_by_context(pool, text, lengths, most=CONTEXT):
+    """The compiled function; no sequence is over. Candidates, origins, how well each fits, counts."""
+    shape = pool.origins.shape[0], pool.guesses
+    found = (
+        torch.zeros(*shape, pool.continuation, dtype=torch.int32),
+        torch.zeros(shape, dtype=torch.int8),
+        torch.zeros(shape, dtype=torch.int64),
+        torch.zeros(shape[0], dtype=torch.int32),
+    )
+    candidates, origins, matches, counts = (each.numpy() for each in found)
+    look_up(
+        text.numpy(), lengths.numpy(), torch.zeros(shape[0], dtype=torch.bool).numpy(),
+        pool.entries.numpy(), pool.origins.numpy(), pool.counts.numpy(), most, candidates, origins,
+        counts, matches, *torch.zeros((2, pool.guesses), dtype=torch.int64).numpy(),
+    )  # fmt: skip
+    return found
 
 
 def test_by_hand():
@@ -70,8 +88,10 @@ def test_the_best_come_first_and_equals_keep_their_order():
     both = torch.tensor([[0, 0, 0, 0], [0, 1, 2, 3]], dtype=torch.int32)
     lengths = torch.tensor([3, 3], dtype=torch.int32)
     keys = torch.tensor([3, 3])
-    for order in (order_by_context, step_numba.order_by_context):
-        candidates, origins, matches = order(pool, both, lengths, *pool.look_up(keys))
+    for candidates, origins, matches in (
+        order_by_context(pool, both, lengths, *pool.look_up(keys)),
+        look_up_by_context(pool, both, lengths)[:3],
+    ):
         assert candidates[1, :3].tolist() == [[4, 0, 5], [6, 0, 7], [8, 0, 0]]
         assert matches[1, :3].tolist() == [2, 1, 0]
         assert origins.shape == (2, 4)
@@ -92,8 +112,13 @@ def test_both_implementations_give_the_same_order():
         lengths = torch.randint(12, (3,), generator=generator).int()
         found = pool.look_up(text.gather(1, lengths.long().unsqueeze(1)).squeeze(1))
         expected = order_by_context(pool, text, lengths, *found)
-        actual = step_numba.order_by_context(pool, text, lengths, *found)
+        *actual, counts = look_up_by_context(pool, text, lengths)
+        assert counts.tolist() == found[2].tolist()
+        *in_order, matches, _ = look_up_by_context(pool, text, lengths, most=0)
         for sequence, count in enumerate(found[2].tolist()):
+            for mine, its in zip(in_order, found, strict=False):
+                assert mine[sequence, :count].tolist() == its[sequence, :count].tolist()
+            assert not matches.any()
             for mine, its in zip(actual, expected, strict=True):
                 assert mine[sequence, :count].tolist() == its[sequence, :count].tolist()
             fits.update(actual[2][sequence, :count].tolist())

@@ -11,7 +11,7 @@ from tiny_checkpoint import byte_tokenizer, tiny_model, write_tiny_checkpoint
 from tiny_models import one_thread
 
 from lookahead import Chunk, Engine, InputError, LookaheadConfig, Result, SamplingConfig
-from lookahead.step import StepRecord
+from lookahead.step_output import StepRecord
 
 PROMPT = "abc abd abc"
 NUM_TOKENS = 24

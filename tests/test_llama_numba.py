@@ -112,6 +112,44 @@ def test_choosing_is_the_forward_pass_the_head_and_the_largest(dtype, num_thread
         assert same_bits(given[0][3].data, given[1][3].data)
 
 
+def test_calls_that_are_kept_read_what_their_tensors_hold_then():
+    """The same tensors again with other numbers, more rows, another number of threads; a larger call of
+    the model in between, which makes new buffers."""
+    layout = LookaheadLayout(2, 3, 2)
+    model = build_llama(tiny(), torch.bfloat16)
+    tokens = torch.zeros((1, layout.num_rows), dtype=torch.int64)
+    positions, lengths, live = torch.zeros_like(tokens), torch.zeros(1).long(), torch.ones(1).long()
+    rows = torch.tensor([0, 2, 3, 4])
+    some = rows[:2]
+    kept: dict = {}
+    caches = []
+    for _ in range(2):
+        caches.append(model.new_cache(1, 8, layout.num_rows))
+        caches[-1].data.zero_()
+    before = torch.get_num_threads()
+    for number, wanted in enumerate([some, rows, some, rows, some]):
+        torch.set_num_threads(1 + number % 3)
+        tokens[:] = (torch.arange(layout.num_rows) + number) % 11
+        lengths[:], live[:] = number, 4 + number
+        wanted[-1] = number % 4
+        positions[:] = number + torch.tensor(layout.depths)
+        found = model.choose(tokens, positions, layout, caches[0], lengths, live, wanted, kept)
+        clones = [each.clone() for each in (tokens, positions, lengths, live, wanted)]
+        expected = model.choose(*clones[:2], layout, caches[1], *clones[2:])
+        assert all(
+            same_bits(mine, its) if mine.is_floating_point() else torch.equal(mine, its)
+            for mine, its in zip(found, expected, strict=True)
+        )
+        assert same_bits(caches[0].data, caches[1].data)
+        if number == 2:
+            many = LookaheadLayout.chain(40)
+            new = torch.arange(40)[None] % 11
+            model.forward(new, new, many, model.new_cache(1, 8, 40), 0 * live, 0 * live + 40)
+    torch.set_num_threads(before)
+    with pytest.raises(ValueError, match=r"kept: expected contiguous tensors of torch.int64"):
+        model.choose(tokens.int(), positions, layout, caches[0], lengths, live, rows, kept)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_the_largest_of_all_threads_features(num_threads):
     """Ties go to the lowest id, wherever it lies; what is not finite is told."""

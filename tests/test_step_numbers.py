@@ -4,8 +4,8 @@ import torch
 
 from lookahead.config import LookaheadConfig
 from lookahead.drafting.ngram_pool import OUTPUT, WINDOW
-from lookahead.step import StepOutput
 from lookahead.step_numbers import NumberPacking, StepNumbers
+from lookahead.step_output import StepOutput
 
 
 def output(depth=3):
@@ -24,6 +24,7 @@ def output(depth=3):
         winner=torch.tensor([1, 0, 0]),
         rows=torch.tensor([6, 4, 0], dtype=torch.int32),
         matches=torch.tensor([[2, 0], [1, -9], [-9, -9]]),
+        path=torch.zeros((3, depth), dtype=torch.int64),
     )
 
 

@@ -136,6 +136,7 @@ class ScriptedModel:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`forward`, the logits at these rows, and the largest of each."""
         hidden = self.forward(tokens, positions, layout, cache, lengths, live_rows)

@@ -2,7 +2,7 @@
 
 The pool is addressed by one token. That an n-gram began a token earlier and went on with the key and
 the candidate's first token shows in the entries of that earlier token, so nothing more is stored.
-Looks at data on the host: for pools on a CPU. The specification of `step_numba.order_by_context`.
+Looks at data on the host: for pools on a CPU. The specification of `step_draft_numba.look_up`.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import binding, ir
-from numba import njit, types
+from numba import njit, typeof, types
 from numba.core import cgutils
 from numba.extending import (
     NativeValue,
@@ -51,7 +51,7 @@ def _digest_of_sources() -> str:
     package = Path(__file__).parent.parent
     names = ("simd_types", "simd", "simd_exp", "team", "tile", "philox", "warpers")
     paths = [package / "kernels" / f"{name}.py" for name in names]
-    paths += sorted(package.glob("kernels/*_numba.py")) + sorted(package.glob("models/*_numba.py"))
+    paths += sorted(package.glob("**/*_numba.py"))
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
@@ -99,6 +99,13 @@ def entry(function: Callable) -> Callable:
         return njit(nogil=True, error_model="numpy", cache=True)(function)
     except RuntimeError:  # no folder can be written
         return kernel(function)
+
+
+def typed(function: Any, *arguments: Any) -> Callable:
+    """The code of a compiled function for arguments of these types; it must be given no others. A call
+    of the function itself finds out the types of all of its arguments, which takes longer than many
+    functions do."""
+    return function.compile(tuple(typeof(argument) for argument in arguments))
 
 
 class PointerType(types.Type):

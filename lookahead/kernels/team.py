@@ -21,6 +21,8 @@ from numba.extending import intrinsic
 from lookahead.kernels.simd import ask
 from lookahead.kernels.simd_types import IS_X86, LINE, kernel
 
+# Whole numbers that `Team.run` gives a function before its own arguments.
+NUM_TEAM_ARGUMENTS = 4
 _PATIENCE = 2000  # looks at the counter before the processor is offered to others
 
 

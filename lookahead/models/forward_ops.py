@@ -147,6 +147,7 @@ class OpsForward:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Llama.choose`."""
         hidden = self.forward(tokens, positions, layout, cache, lengths, live_rows)

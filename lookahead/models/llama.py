@@ -46,6 +46,7 @@ class Forward(Protocol):
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
@@ -129,18 +130,22 @@ class Llama:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
+        kept: dict | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`forward`, and at some of the rows the token of the largest logit, the lowest id on a tie.
 
         Args:
             rows: [n] int64, numbers sequence * T + row; on a CPU live ones.
+            kept: where an implementation may keep what it makes of these tensors, empty at first, for
+                a caller that gives the same ones again with other numbers, which are then not checked.
+                What is returned holds until the next call with it.
 
         Returns:
             logits [n, vocab], tokens [n] int64, and finite [n] bool, whether the largest logit is a
             finite number (it is not if any logit is NaN).
         """
         given = (tokens, positions, layout, cache, lengths, live_rows)
-        return self._forward.choose(*given, rows)
+        return self._forward.choose(*given, rows, kept)
 
 
 def _choose(

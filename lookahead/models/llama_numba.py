@@ -3,8 +3,9 @@
 Knows weights, buffers and threads; what is computed is the compiled function's business.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +15,11 @@ from lookahead.config import ModelConfig
 from lookahead.kernels.attn_mask_numba import near_dtype, paths_of, scratch_size
 from lookahead.kernels.checks import wide_dtype
 from lookahead.kernels.product_numba import Packed, filled_up, link_width, pack, product
-from lookahead.kernels.simd_types import LANES, TAGS, whole_numbers
-from lookahead.kernels.team import team_of
+from lookahead.kernels.simd_types import LANES, TAGS, typed, whole_numbers
+from lookahead.kernels.team import NUM_TEAM_ARGUMENTS, team_of
 from lookahead.kv_cache import KVCache
-from lookahead.layout import LookaheadLayout, RowTree
+from lookahead.layout import RowTree
 from lookahead.models.forward_numba import (
-    Buffers,
     CachePlace,
     Choices,
     Head,
@@ -27,7 +27,32 @@ from lookahead.models.forward_numba import (
     Sizes,
     run_forward,
 )
+from lookahead.models.row_buffers import RowBuffers
+from lookahead.models.row_trial import try_out
 from lookahead.models.weights import LayerWeights, Linear, LlamaWeights
+
+# Tokens, positions, layout, cache, lengths and live rows, as `Llama.forward` takes them.
+Given = tuple[torch.Tensor, torch.Tensor, RowTree, KVCache, torch.Tensor, torch.Tensor]
+Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class _Call(NamedTuple):
+    """A call of `run_forward` that is made again with the same tensors.
+
+    Attributes:
+        run_forward, function: what is called, and its code for arguments of these types.
+        num_rows: B * T.
+        arguments: see `NumbaForward._arguments`.
+        chosen: what `choose` returns.
+        given: what `choose` was given, to be there for as long as its addresses are used.
+    """
+
+    run_forward: Callable
+    function: Callable
+    num_rows: int
+    arguments: tuple[tuple[Any, ...], tuple[Any, ...]]
+    chosen: Chosen
+    given: tuple[Any, ...]
 
 
 def _check_numbers(name: str, numbers: np.ndarray, behind: int) -> None:
@@ -90,44 +115,12 @@ class NumbaForward:
             eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
         )
-        self._capacity = self._num_threads = 0
-        self.inexact_reason = self._try_out(config)
+        self._buffers = RowBuffers(self._sizes, self._dtype, self._wide)
+        self.inexact_reason = try_out(config, self._dtype, self._choose)
         self.row_block = None if self.inexact_reason else 1
 
     def prepare(self, row_counts: Iterable[int], logit_counts: Iterable[int]) -> None:
         """See `Llama.prepare`. All numbers of rows are run by the same code."""
-
-    def _try_out(self, config: ModelConfig) -> str | None:
-        """Run a step and its candidates' rows once more alone: why the model is not exact, if so.
-
-        Also has all that a step runs compiled, or read from disk, before the first step: in one thread,
-        so that nobody waits for a thread that was interrupted.
-        """
-        layout, one_row = LookaheadLayout(2, 3, 2), LookaheadLayout(0, 2, 0)
-        room, num_rows = layout.levels + 1, layout.num_rows
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, room + num_rows, config.head_dim)
-        zero, one = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
-
-        def new_cache() -> KVCache:
-            return KVCache(torch.zeros(shape, dtype=self._dtype), room, "numba")
-
-        def logits(
-            tokens: torch.Tensor, tree: RowTree, cache: KVCache, length: int
-        ) -> torch.Tensor:
-            positions = length + torch.tensor(tree.depths)
-            given = (tokens[None], positions[None], tree, cache, zero + length, one * len(tokens))
-            return self._choose(*given, torch.arange(len(tokens)), num_threads=1)[0]
-
-        tokens = torch.arange(num_rows) % config.vocab_size
-        together = logits(tokens, layout, new_cache(), 0)
-        for path in layout.candidate_paths:
-            cache = new_cache()
-            for depth, row in enumerate(path):
-                alone = logits(tokens[[row]], one_row, cache, depth)
-                cache.commit(zero[None], one, zero + depth)
-                if not torch.equal(alone[0].nan_to_num(), together[row].nan_to_num()):
-                    return "a verified row had other bits than the autoregressive row on a trial"
-        return None
 
     def forward(
         self,
@@ -142,7 +135,7 @@ class NumbaForward:
         num_threads = torch.get_num_threads()
         out = torch.empty((*tokens.shape, self._sizes.hidden_stride), dtype=self._dtype)
         given = (tokens, positions, layout, cache, lengths, live_rows)
-        self._run(*given, num_threads, out.data_ptr(), self._choices([], num_threads))
+        self._run(given, num_threads, out.data_ptr(), self._choices([], num_threads))
         return out[..., : self._sizes.hidden]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -158,31 +151,65 @@ class NumbaForward:
         lengths: torch.Tensor,
         live_rows: torch.Tensor,
         rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kept: dict | None = None,
+    ) -> Chosen:
         """See `Llama.choose`; the rows must be live."""
         given = (tokens, positions, layout, cache, lengths, live_rows)
-        return self._choose(*given, rows, torch.get_num_threads())
+        num_threads = torch.get_num_threads()
+        if kept is None:
+            return self._choose(given, rows, num_threads)
+        key = (id(tokens), id(rows), num_threads)
+        call: _Call | None = kept.get(key)
+        if call is None or call.run_forward is not run_forward:
+            call = kept[key] = self._new_call(given, rows, num_threads, kept)
+        with self._lock:
+            self._buffers.make_room(call.num_rows, num_threads)
+            before, behind = call.arguments
+            team_of(num_threads).run(call.function, *before, self._buffers.addresses, *behind)
+        return call.chosen
 
     def _choose(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
+        given: Given,
         rows: torch.Tensor,
         num_threads: int,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Chosen:
+        tokens, _, _, _, _, live_rows = given
         batch, num_rows = tokens.shape
         wanted = whole_numbers(rows)
         _check_numbers("rows", wanted, batch * num_rows)
         if (wanted % num_rows >= whole_numbers(live_rows)[wanted // num_rows]).any():
             raise ValueError(f"rows: expected live rows, got {wanted.tolist()!s:.200}")
-        logits = torch.empty((len(wanted), self._head.num_vectors * LANES), dtype=self._dtype)
+        logits = self._new_logits(len(wanted))
         choices = self._choices(wanted, num_threads, logits.data_ptr())
-        given = (tokens, positions, layout, cache, lengths, live_rows)
-        self._run(*given, num_threads, 0, choices)
+        self._run(given, num_threads, 0, choices)
+        return self._chosen(logits, choices)
+
+    def _new_call(self, given: Given, rows: torch.Tensor, num_threads: int, kept: dict) -> _Call:
+        """How these tensors are called from now on. All that are kept write to one buffer."""
+        tokens, positions, _, _, lengths, live_rows = given
+        for tensor in (tokens, positions, lengths, live_rows, rows):
+            if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+                raise ValueError(
+                    "kept: expected contiguous tensors of torch.int64, got one of "
+                    f"{tensor.dtype} with strides {tensor.stride()}"
+                )
+        logits = kept.get("logits")
+        if logits is None or len(logits) < len(rows):
+            kept.clear()  # calls that write to a buffer which is given up
+            logits = kept["logits"] = self._new_logits(len(rows))
+        choices = self._choices(rows.numpy(), num_threads, logits.data_ptr())
+        before, behind = self._arguments(given, 0, choices)
+        types = (*[0] * NUM_TEAM_ARGUMENTS, *before, self._buffers.addresses, *behind)
+        return _Call(
+            run_forward, typed(run_forward, *types), tokens.numel(), (before, behind),
+            self._chosen(logits[: len(rows)], choices), (*given, rows),
+        )  # fmt: skip
+
+    def _new_logits(self, count: int) -> torch.Tensor:
+        return torch.empty((count, self._head.num_vectors * LANES), dtype=self._dtype)
+
+    def _chosen(self, logits: torch.Tensor, choices: Choices) -> Chosen:
         return (
             logits[:, : self._head.out_size],
             torch.from_numpy(choices.tokens),
@@ -202,21 +229,29 @@ class NumbaForward:
 
     def _run(
         self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        layout: RowTree,
-        cache: KVCache,
-        lengths: torch.Tensor,
-        live_rows: torch.Tensor,
+        given: Given,
         num_threads: int,
         out: int,
         choices: Choices,
     ) -> None:
         """`out` is the address that hidden states go to, 0 for none."""
+        tokens, positions = given[:2]
+        _check_numbers("tokens", whole_numbers(tokens), self._vocab_size)
+        _check_numbers("positions", whole_numbers(positions), self._cos.shape[0])
+        before, behind = self._arguments(given, out, choices)
+        with self._lock:
+            self._buffers.make_room(max(tokens.numel(), len(choices.rows)), num_threads)
+            team_of(num_threads).run(run_forward, *before, self._buffers.addresses, *behind)
+
+    def _arguments(
+        self,
+        given: Given,
+        out: int,
+        choices: Choices,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments of `run_forward`, but for the team's, before and behind the buffers' addresses."""
+        tokens, positions, layout, cache, lengths, live_rows = given
         batch, num_rows = tokens.shape
-        row_tokens, row_positions = whole_numbers(tokens), whole_numbers(positions)
-        _check_numbers("tokens", row_tokens, self._vocab_size)
-        _check_numbers("positions", row_positions, self._cos.shape[0])
         room = cache.data.shape[4] - cache.row_start
         if num_rows > room:
             raise ValueError(f"cache: expected room for {num_rows} rows, got {room}")
@@ -228,15 +263,13 @@ class NumbaForward:
             np.empty((batch, len(paths.first)), dtype=np.int64),
         )
         where = CachePlace(cache.data.data_ptr(), cache.row_start, *cache.data.stride()[:4])
-        with self._lock:
-            self._make_room(max(batch * num_rows, len(choices.rows)), num_threads)
-            team_of(num_threads).run(
-                run_forward, TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide],
-                self._sizes, self._buffers, self._embedding, self._first_norm, self._layers,
-                self._cos.data_ptr(), self._sin.data_ptr(), where, row_tokens, row_positions,
-                whole_numbers(lengths), whole_numbers(live_rows), paths, places, out, self._head_at,
-                choices,
-            )  # fmt: skip
+        tags = (TAGS[self._dtype], TAGS[near_dtype(self._dtype)], TAGS[self._wide])
+        return (*tags, self._sizes), (
+            self._embedding, self._first_norm, self._layers, self._cos.data_ptr(),
+            self._sin.data_ptr(), where, whole_numbers(tokens), whole_numbers(positions),
+            whole_numbers(lengths), whole_numbers(live_rows), paths, places, out, self._head_at,
+            choices,
+        )  # fmt: skip
 
     def _logits(self, hidden: torch.Tensor, num_threads: int) -> torch.Tensor:
         rows = hidden.reshape(-1, self._head.in_size)
@@ -271,30 +304,3 @@ class NumbaForward:
             *packed(layer.down),
             self._keep(self._wide_norm(next_norm)),
         ]
-
-    def _make_room(self, num_rows: int, num_threads: int) -> None:
-        """Buffers for so many rows and threads; they begin as zeros."""
-        sizes = self._sizes
-        if num_rows <= self._capacity and num_threads == self._num_threads:
-            return
-        self._capacity, self._num_threads = num_rows, num_threads
-        num_q_heads = sizes.num_kv_heads * sizes.group
-
-        def rows(stride: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(num_rows * stride, dtype=dtype)
-
-        self._tensors = [
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.qkv_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._dtype),
-            rows(num_q_heads * sizes.head_stride, self._wide),
-            rows(num_q_heads, self._wide),
-            rows(num_q_heads * LANES, self._wide),
-            rows(sizes.attended_stride, self._dtype),
-            rows(sizes.hidden_stride, self._dtype),
-            rows(sizes.gate_up_stride, self._dtype),
-            rows(sizes.activated_stride, self._dtype),
-            torch.zeros(num_threads * sizes.scratch_bytes, dtype=torch.uint8),
-        ]
-        self._buffers = Buffers(*(tensor.data_ptr() for tensor in self._tensors))
