@@ -169,16 +169,18 @@ def learn(
 
 
 @entry
-def _insert_prompt(entries, origins, filled, text, num_ngrams, origin):
-    _insert_text(entries, origins, filled, text, 0, num_ngrams, origin)
+def _insert_prompt(entries, origins, filled, text, first, num_ngrams, origin):
+    _insert_text(entries, origins, filled, text, first, num_ngrams, origin)
 
 
-def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int) -> None:
+def insert_prompt(
+    state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int, in_pool: int = 0
+) -> None:
     """See `step_ref.insert_prompt`."""
     _insert_prompt(
         pool.entries[sequence].numpy(), pool.origins[sequence].numpy(),
         pool.counts[sequence].numpy(), state.tokens[sequence].numpy(),
-        num_tokens - pool.continuation, PROMPT,
+        max(in_pool - pool.continuation, 0), num_tokens - pool.continuation, PROMPT,
     )  # fmt: skip
 
 

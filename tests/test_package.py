@@ -56,7 +56,7 @@ ROWS = [
     "answer",
     "batch",
     "stream",
-    "compare display stats",
+    "compare conversation display stats",
     "engine",
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
