@@ -300,7 +300,7 @@ class Engine:
             config = AUTOREGRESSIVE
         else:
             config = self.tuning.config if lookahead is None else lookahead
-        self._check_rows(config)
+        self.check_rows(config)
         if isinstance(prompts, str | bytes):
             raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
@@ -397,7 +397,8 @@ class Engine:
         messages = [] if system is None else [{"role": "system", "content": system}]
         return self.tokenizer.chat_ids([*messages, {"role": "user", "content": message}])
 
-    def _check_rows(self, config: LookaheadConfig) -> None:
+    def check_rows(self, config: LookaheadConfig) -> None:
+        """Raise InputError for a (W, N, G) that takes more rows than a step may have here."""
         shape = _shape(config)
         num_rows = LookaheadLayout.count_rows(*shape)
         if num_rows > self.max_step_rows:

@@ -61,7 +61,8 @@ ROWS = [
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
     "import_gguf",
-    "generate",
+    "engine_options chat_stats",
+    "generate chat",
 ]
 # The packages' own files: importing any file of a package runs them.
 EXEMPT = {"", "drafting", "kernels", "models"}
