@@ -18,7 +18,7 @@ from lookahead.chat import PROMPT
 pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
 
 LONG = 200_000  # more tokens than can come before a test has seen the first few and has acted
-PATIENCE = 120  # seconds, for a machine that does much else
+PATIENCE = 300  # seconds, for a machine that does much else
 # Ctrl-C is for the terminal's own process; who started the tests may have had them ignore it.
 PROGRAM = (
     "import fcntl, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "

@@ -1,7 +1,9 @@
 """A conversation: what is said in which order, which ids that comes to, and what is read only once."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from lookahead.errors import InputError
 from lookahead.step_graph import PipelinedStep
 from lookahead.tokenizer import Tokenizer
 
+SMOLLM2 = Path(__file__).parent.parent / "checkpoints" / "smollm2-135m-instruct"
 SHAPE = LookaheadConfig(3, 4, 3)
 MODES = [("lookahead", SHAPE), ("autoregressive", None)]
 MESSAGES = ["abc abd abc", "hg", "a bad cab", "x", "abc abd"]
@@ -29,7 +32,14 @@ def _short_buckets(monkeypatch):
 
 
 def make_engine(
-    directory, *, late=False, template=CHAT_TEMPLATE, eos=None, silent=None, max_length=400
+    directory,
+    *,
+    late=False,
+    dtype=torch.float32,
+    template=CHAT_TEMPLATE,
+    eos=None,
+    silent=None,
+    max_length=400,
 ):
     """A tiny model that chats; `late` has its steps recorded and read a step late, `eos` is a
     character that ends a text, `silent` one in whose place the model writes a token without text."""
@@ -41,7 +51,7 @@ def make_engine(
         head[byte_tokenizer().token_to_id(END)] = head[token]
         head[token] = 0
     fields["eos_token_id"] = [] if eos is None else byte_tokenizer().encode(eos).ids
-    dtype, kind = (torch.float64, "torch") if late else (torch.float32, "numba")
+    dtype, kind = (torch.float64, "torch") if late else (dtype, "numba")
     engine = Engine(
         build_llama((weights, fields), dtype, implementation=kind),
         Tokenizer.load(directory),
@@ -92,6 +102,50 @@ def test_a_turn_reads_only_what_is_new_and_answers_as_if_it_had_read_all(engine,
         assert conversation.messages == expected
         committed = len(ids) + len(result.token_ids) - 1
     assert isinstance(engine._pipeline, PipelinedStep) == engine._is_recorded
+
+
+def with_logits(start, **options):
+    """A whole answer and the logits [count, vocab] that its tokens are the choices of."""
+    rows = []
+    stream = start(on_logits=lambda logits: rows.append(logits.clone()), **options)
+    return stream.run_to_end(), torch.cat(rows)
+
+
+def check_bits(engine, messages, **options):
+    """Each turn's ids and logits are those of a fresh engine that is given all the ids at once."""
+    conversation = engine.conversation()
+    for number, text in enumerate(messages):
+        result, logits = with_logits(partial(conversation.say, text), **options)
+        assert (conversation.reused_tokens > 0) == (number > 0)
+        fresh = Engine(engine.model, engine.tokenizer, max_length=engine.max_length)
+        start = partial(fresh.stream, conversation.turn.token_ids)
+        expected, expected_logits = with_logits(start, **options)
+        assert result.token_ids == expected.token_ids
+        assert torch.equal(logits, expected_logits)
+    return conversation
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("mode", "shape"), MODES, ids=["lookahead", "autoregressive"])
+def test_the_bits_of_every_logit(tmp_path, dtype, mode, shape):
+    engine = make_engine(tmp_path, dtype=dtype)
+    check_bits(engine, MESSAGES, mode=mode, lookahead=shape, max_new_tokens=NUM_TOKENS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="`make test` makes the SmolLM2 checkpoint")
+@pytest.mark.parametrize("mode", ["lookahead", "autoregressive"])
+def test_smollm2_in_bfloat16(mode):
+    engine = Engine.load(SMOLLM2, device="cpu", dtype="bfloat16", max_length=1024)
+    messages = [
+        "What is the capital of France?",
+        "Write a short poem about it.",
+        "Now list the numbers from one to ten.",
+        "Repeat the poem.",
+    ]
+    shape = LookaheadConfig(5, 4, 5)
+    conversation = check_bits(engine, messages, mode=mode, lookahead=shape, max_new_tokens=32)
+    assert not conversation.is_rewritten
 
 
 def test_only_new_tokens_go_through_the_model(tmp_path, monkeypatch):
