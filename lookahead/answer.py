@@ -3,6 +3,8 @@
 Knows nothing of how ids come about, nor of other requests.
 """
 
+from typing import NamedTuple
+
 from lookahead.config import LookaheadConfig
 from lookahead.detokenizer import IncrementalDetokenizer
 from lookahead.devices import dtype_name
@@ -12,6 +14,14 @@ from lookahead.results import Chunk, Result, TokenLogprob
 from lookahead.stops import StopText
 
 
+class Kept(NamedTuple):
+    """How many of a request's first tokens are where its sequence left them: their keys and values in
+    the cache, their n-grams in the pool."""
+
+    in_cache: int = 0
+    in_pool: int = 0
+
+
 class Answer:
     """What a request has come to.
 
@@ -19,6 +29,9 @@ class Answer:
         request: what was asked.
         limit: length of the whole text, prompt included, at which it ends.
         logprobs: of all tokens taken so far, if they were asked for.
+        kept: what its sequence has of it before it begins; nothing, unless set until then.
+        is_prefilled, prefilled_tokens: whether the prompt is in the cache, and how many of its tokens
+            had to go through the model for that.
         steps, rows, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared
             with the other requests of a batch.
     """
@@ -29,12 +42,15 @@ class Answer:
         self.request = request
         self.limit = min(len(request.token_ids) + request.max_new_tokens, max_length)
         self.logprobs: list[TokenLogprob] = []
+        self.kept = Kept()
+        self.is_prefilled = False
+        self.prefilled_tokens = 0
         self.steps = 0
         self.rows = 0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self._text = StopText(detokenizer, request.stops)
-        self._num_taken = 0
+        self._taken: list[int] = []
         self._finish_reason: str | None = None
 
     @property
@@ -51,10 +67,18 @@ class Answer:
         """New tokens released so far."""
         return len(self._text.token_ids)
 
+    @property
+    def committed_ids(self) -> list[int]:
+        """Ids of prompt and answer, from the first on, whose keys and values are in the cache for
+        certain: all but the last one, which no step has begun from yet. What a stop string took back
+        is among them."""
+        ids = self.request.token_ids
+        return [*ids, *self._taken][:-1] if self.is_prefilled else ids[: self.kept.in_cache]
+
     def take(self, ids: list[int], is_last: bool) -> Chunk:
         """Take a step's ids, at least one; `is_last` where it ended the text. Returns what is released,
         which may be nothing."""
-        self._num_taken += len(ids)
+        self._taken += ids
         end_id = ids[-1] if is_last and ids[-1] in self.request.eos_ids else None
         text, released = self._text.push(ids if end_id is None else ids[:-1])
         if is_last or self._text.stopped:
@@ -70,7 +94,7 @@ class Answer:
     def _reason(self, end_id: int | None) -> str:
         if end_id is not None:
             return "eos"
-        return "length" if self._num_taken >= self.request.max_new_tokens else "context"
+        return "length" if len(self._taken) >= self.request.max_new_tokens else "context"
 
     def _finish(self, reason: str, end_id: int | None) -> tuple[str, list[int]]:
         """Release what is held back and settle why the request ended."""

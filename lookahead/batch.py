@@ -17,6 +17,7 @@ from lookahead.logprobs import token_logprobs
 from lookahead.prefill import prefill
 from lookahead.results import Chunk, Result
 from lookahead.row_budget import RowBudget
+from lookahead.step import Step
 from lookahead.step_numbers import StepNumbers
 from lookahead.step_output import StepRecord
 from lookahead.step_runner import StepRunner
@@ -83,6 +84,11 @@ class Batch:
         return self.results
 
     @property
+    def step(self) -> Step:
+        """The step that its requests run."""
+        return self._steps.step
+
+    @property
     def is_done(self) -> bool:
         return all(answer.is_done for answer in self.answers)
 
@@ -120,11 +126,13 @@ class Batch:
     @torch.inference_mode()
     def _start(self, sequence: int, answer: Answer) -> None:
         began = time.perf_counter()
-        step, ids = self._steps.step, answer.request.token_ids
+        step, ids, kept = self._steps.step, answer.request.token_ids, answer.kept
         step.sampler.start(sequence, len(ids), answer.request.sample)
-        self._steps.start(sequence, ids, answer.limit, answer.request.eos_ids)
+        self._steps.start(sequence, ids, answer.limit, answer.request.eos_ids, kept.in_pool)
         text = step.state.tokens[sequence, : len(ids) - 1]
-        prefill(step.model, step.kv_cache.sequence(sequence), text)
+        cache = step.kv_cache.sequence(sequence)
+        answer.prefilled_tokens = prefill(step.model, cache, text, kept.in_cache)
+        answer.is_prefilled = True
         answer.prefill_seconds = time.perf_counter() - began
 
     def _advance(self) -> None:

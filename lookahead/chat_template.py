@@ -48,7 +48,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise InputError(
                 f"the chat template in {self._origin} is not valid, line {error.lineno}: "
-                f"{one_line(error)}; mend the template or leave out --chat"
+                f"{one_line(error)}; mend the template, or give plain prompts (without --chat)"
             ) from error
         # The template is the checkpoint's own code: whatever goes wrong in it is wrong input.
         except Exception as error:
@@ -57,7 +57,7 @@ class ChatTemplate:
                 said = f"{type(error).__name__}: {said}"
             raise InputError(
                 f"the chat template in {self._origin} refused the messages: {said}; "
-                "change the messages as it asks or leave out --chat"
+                "change the messages as it asks, or give plain prompts (without --chat)"
             ) from error
 
 

@@ -18,11 +18,15 @@ COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 def show(
-    batch: Batch, silent: bool, on_complete: Callable[[int, Result], None] | None = None
+    batch: Batch,
+    silent: bool,
+    on_complete: Callable[[int, Result], None] | None = None,
+    with_summary: bool = True,
 ) -> list[Result]:
-    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`;
-    calls `on_complete` with each one's number and result, in that order, as soon as it is there."""
-    display = Display(batch, silent, on_complete)
+    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`, and
+    a summary behind each if `with_summary`; calls `on_complete` with each one's number and result, in
+    that order, as soon as it is there."""
+    display = Display(batch, silent, on_complete, with_summary)
     try:
         for _ in batch:
             display.update()
@@ -34,12 +38,17 @@ def show(
 
 class Display:
     """Prints the first answer that is not complete as its text comes, and the others when their turn
-    comes; a summary behind each."""
+    comes; a summary behind each if asked for."""
 
     def __init__(
-        self, batch: Batch, silent: bool, on_complete: Callable[[int, Result], None] | None
+        self,
+        batch: Batch,
+        silent: bool,
+        on_complete: Callable[[int, Result], None] | None,
+        with_summary: bool,
     ) -> None:
-        """`silent` leaves out the text."""
+        """`silent` leaves out the text, `with_summary` tells a line about each answer."""
+        self._with_summary = with_summary
         self._batch = batch
         self._on_complete = on_complete
         self._silent = silent
@@ -60,7 +69,8 @@ class Display:
             self._print("\n", None)
             where = numbered_line(number, len(answers))
             result = self._batch.result(number)
-            print(f"{where}{summary(result)}", file=sys.stderr)
+            if self._with_summary:
+                print(f"{where}{summary(result)}", file=sys.stderr)
             if self._on_complete is not None:
                 self._on_complete(number, result)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from lookahead.answer import Answer
+from lookahead.answer import Answer, Kept
 from lookahead.batch import Batch, OnLogits, Trace
 from lookahead.compare import compared
 from lookahead.config import (
@@ -21,6 +21,7 @@ from lookahead.config import (
     SamplingConfig,
     check_whole,
 )
+from lookahead.conversation import Conversation
 from lookahead.decode_state import DecodeState
 from lookahead.devices import dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
@@ -326,7 +327,7 @@ class Engine:
             config = AUTOREGRESSIVE
         else:
             config = self.tuning.config if lookahead is None else lookahead
-        self._check_rows(config)
+        self.check_rows(config)
         if isinstance(prompts, str | bytes):
             raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
@@ -381,13 +382,53 @@ class Engine:
         result = start("lookahead").run_to_end()
         return compared(result, start("autoregressive").run_to_end(), start)
 
+    def conversation(self, system: str | None = None) -> Conversation:
+        """A conversation whose turns leave their text in the cache for the next one, behind a system
+        message if given. Raises InputError where the checkpoint has no chat template."""
+        return Conversation(self.tokenizer, self._start_turn, self.max_length, system)
+
+    def _start_turn(
+        self,
+        token_ids: list[int],
+        before: Stream | None,
+        *,
+        max_new_tokens: int,
+        mode: str,
+        lookahead: LookaheadConfig | None,
+        sampling: SamplingConfig | None,
+        stop: Sequence[str],
+        ignore_eos: bool,
+        trace: Trace | None,
+        on_logits: StreamLogits | None,
+    ) -> Stream:
+        """See `conversation.StartTurn`."""
+        ran_last = self._running()
+        stream = self.stream(
+            token_ids,
+            max_new_tokens=max_new_tokens,
+            mode=mode,
+            lookahead=lookahead,
+            sampling=sampling,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            trace=trace,
+            on_logits=on_logits,
+        )
+        # Whatever ran in between has written over the cache.
+        if before is not None and before.batch is ran_last:
+            in_cache = _num_common(token_ids[:-1], before.answer.committed_ids)
+            is_same_pool = before.batch.step is stream.batch.step
+            stream.answer.kept = Kept(in_cache, in_cache if is_same_pool else 0)
+        return stream
+
     def chat_ids(self, message: str, system: str | None = None) -> list[int]:
         """Token ids of one user message, behind a system message if given, in the checkpoint's chat
         format. Raises InputError where the checkpoint has no chat template."""
         messages = [] if system is None else [{"role": "system", "content": system}]
         return self.tokenizer.chat_ids([*messages, {"role": "user", "content": message}])
 
-    def _check_rows(self, config: LookaheadConfig) -> None:
+    def check_rows(self, config: LookaheadConfig) -> None:
+        """Raise InputError for a (W, N, G) that takes more rows than a step may have here."""
         shape = _shape(config)
         num_rows = LookaheadLayout.count_rows(*shape)
         if num_rows > self.max_step_rows:
@@ -405,6 +446,12 @@ class Engine:
 
 def _shape(config: LookaheadConfig) -> tuple[int, int, int]:
     return config.window, config.ngram, config.guesses
+
+
+def _num_common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many of the first ids are the same."""
+    pairs = enumerate(zip(ids, others, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(others)))
 
 
 def _spare_rows(max_step_rows: int) -> int:

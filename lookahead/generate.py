@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from lookahead.command_line import Parser
-from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig, SamplingConfig, check_whole
+from lookahead.command_line import INTERRUPTED, Parser, exit_code, run_as_program
+from lookahead.config import SamplingConfig, check_whole
 from lookahead.display import comparison, numbered_line, show
+from lookahead.engine_options import (
+    add_engine_options,
+    add_lookahead_options,
+    load_engine,
+    lookahead_of,
+)
 from lookahead.errors import InputError
 from lookahead.prompt_file import read_prompt_file
 from lookahead.results import Result
@@ -27,19 +30,16 @@ from lookahead.sampling_options import add_sampling_options, sampling_of
 
 if TYPE_CHECKING:
     from lookahead.batch import Batch, OnLogits
-    from lookahead.engine import Engine
     from lookahead.prompt_ids import Prompt
     from lookahead.stream import OnLogits as StreamLogits
     from lookahead.tokenizer import Tokenizer
 
-INTERRUPTED = 130
-
 
 def build_parser() -> argparse.ArgumentParser:
-    """All options; window, ngram and guesses are the paper's W, N and G."""
+    """All options."""
     parser = Parser(prog="python -m lookahead.generate", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("--ckpt", required=True, metavar="PATH", help="checkpoint directory")
+    add_engine_options(parser)
     add("--prompt", action="append", default=[], metavar="TEXT", help="may repeat")
     add(
         "--prompt-file",
@@ -58,11 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="end before this text; may repeat",
     )
     add("--ignore-eos", action="store_true", help="go on behind an end-of-text id")
-    add("--mode", choices=MODES, default="lookahead")
-    add("--window", type=int, metavar="W", help="columns of the lookahead window")
-    add("--ngram", type=int, metavar="N", help="tokens of an n-gram, its key included")
-    add("--guesses", type=int, metavar="G", help="candidates verified in a step")
-    add("--no-prompt-ngrams", action="store_true", help="start with an empty n-gram pool")
+    add_lookahead_options(parser)
     add_sampling_options(parser)
     add("--num-samples", type=int, default=1, metavar="K", help="answers to each prompt")
     add(
@@ -71,9 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="K",
         help="with --json: log-probabilities of new tokens and of the K most probable ones",
     )
-    add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
-    add("--dtype", default="auto", metavar="|".join(("auto", *DTYPE_NAMES)))
-    add("--max-length", type=int, metavar="COUNT", help="tokens of prompt and answer together")
     add(
         "--compare", action="store_true", help="also run autoregressive: same ids? how much faster?"
     )
@@ -84,34 +77,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        return _run(build_parser().parse_args(arguments))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:  # input is read with its own message, so this is about output
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_code(lambda: _run(build_parser().parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
     sampling = _check_options(options)
     prompts = _read_prompts(options)
-    # Only now, so that wrong options are told at once and Ctrl-C finds its handler while torch loads.
-    from lookahead.engine import Engine
-    from lookahead.stats import stats
-
-    engine = Engine.load(
-        options.ckpt,
-        device=options.device,
-        dtype=options.dtype,
-        max_length=options.max_length,
-        batch_size=options.batch,
-    )
-    lookahead = _lookahead_config(options, engine)
+    engine = load_engine(options, options.batch)
+    lookahead = lookahead_of(options, engine)
     given = [
         engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
     ]
@@ -139,6 +113,8 @@ def _run(options: argparse.Namespace) -> int:
     at_once = print_object if options.json and not options.compare else None
     results = show(batch, options.json, at_once)
     if options.stats:
+        from lookahead.stats import stats
+
         lines = stats(results, batch.budget, engine.costs, engine.capture_seconds)
         print(lines, file=sys.stderr)
     interrupted = _any_interrupted(results)
@@ -200,31 +176,13 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
     if "" in options.stop:
         raise InputError("--stop is empty: give the text to end before, or leave it out")
     check_whole("--max-new-tokens", options.max_new_tokens, least=1)
-    _lookahead_config(options, None)
+    lookahead_of(options, None)
     check_whole("--num-samples", options.num_samples, least=1)
     if options.compare and options.num_samples > 1:
         raise InputError("--compare takes one answer to each prompt: leave out --num-samples")
     if options.logprobs is not None and not options.json:
         raise InputError("--logprobs are part of the JSON: add --json")
     return sampling_of(options)
-
-
-def _lookahead_config(options: argparse.Namespace, engine: Engine | None) -> LookaheadConfig:
-    """What was given of (W, N, G) with the rest of the default; the tuned one where nothing was.
-    Without an engine, to check what was given."""
-    given = {
-        name: getattr(options, name)
-        for name in ("window", "ngram", "guesses")
-        if getattr(options, name) is not None
-    }
-    if engine is None:
-        default = LookaheadConfig()
-    elif given or options.mode == "autoregressive":
-        default = engine.default_lookahead()
-    else:
-        default = engine.tuning.config
-    prompt_ngrams = not options.no_prompt_ngrams
-    return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:
@@ -238,20 +196,8 @@ def _read_prompts(options: argparse.Namespace) -> list[str]:
 
 
 def _program() -> NoReturn:
-    """`main` as a program of its own, whatever its surroundings left open."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed; a later file must not get its number
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends us without a traceback
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # whatever the surroundings say: so is JSON
-    code = main()
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os._exit(2)  # told already, and the interpreter would tell again as it ends
-    sys.exit(code)
+    """See `run_as_program`."""
+    run_as_program(main)
 
 
 if __name__ == "__main__":

@@ -80,17 +80,26 @@ class Step:
         return TensorWork(operations, *parts, self.fixed_shape)
 
     @torch.inference_mode()
-    def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
+    def start(
+        self,
+        sequence: int,
+        prompt: list[int],
+        limit: int,
+        eos_ids: tuple[int, ...],
+        in_pool: int = 0,
+    ) -> None:
         """Begin a request: reset one sequence's text, window and pool.
 
-        The prompt is, or will be, in the cache up to its last token.
+        The prompt is, or will be, in the cache up to its last token. Where its first `in_pool` tokens
+        begin the text that the sequence had before, the pool stays, and what is new goes into it.
         """
         ids = torch.tensor(prompt, device=self.model.device)
         self.state.start(sequence, ids, limit, eos_ids)
         self.window.start(sequence, prompt, self.config.seed)
-        self.pool.clear(sequence)
+        if not in_pool:
+            self.pool.clear(sequence)
         if self.config.prompt_ngrams and self.config.guesses:
-            self._work.insert_prompt(sequence, len(prompt))
+            self._work.insert_prompt(sequence, len(prompt), in_pool)
 
     @torch.inference_mode()
     def run(

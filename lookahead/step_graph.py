@@ -152,7 +152,14 @@ class PipelinedStep:
         output = self.step.run(shape=shape, longest=longest)
         self._numbers.copy_(self._packing.pack(output))
 
-    def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
+    def start(
+        self,
+        sequence: int,
+        prompt: list[int],
+        limit: int,
+        eos_ids: tuple[int, ...],
+        in_pool: int = 0,
+    ) -> None:
         """Begin a request; see `Step.start`. What the step in flight says of the sequence is dropped.
 
         The prompt is, or will be, in the cache before the next step is started.
@@ -161,7 +168,7 @@ class PipelinedStep:
             self._dropped.add(sequence)
         self._lengths[sequence] = len(prompt) - 1
         self._running.add(sequence)
-        self.step.start(sequence, prompt, limit, eos_ids)
+        self.step.start(sequence, prompt, limit, eos_ids, in_pool)
 
     @torch.inference_mode()
     def stop(self, sequence: int) -> None:

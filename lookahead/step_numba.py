@@ -91,10 +91,11 @@ class CompiledWork:
         self._buffers: dict[tuple[LayoutTensors, bool], _Buffers] = {}
         self._buffers_run: _Buffers
 
-    def insert_prompt(self, sequence: int, num_tokens: int) -> None:
+    def insert_prompt(self, sequence: int, num_tokens: int, in_pool: int) -> None:
         """See `StepWork`."""
         of_sequence = (each[sequence] for each in (*self._pool, self._text[0]))
-        insert_prompt(*of_sequence, num_tokens - len(self._gram), PROMPT)
+        size = len(self._gram)
+        insert_prompt(*of_sequence, max(in_pool - size, 0), num_tokens - size, PROMPT)
 
     def look_up(self, by_context: bool) -> None:
         """See `StepWork`."""

@@ -96,11 +96,14 @@ def learn(
     state.finished.copy_(judgement.finished)
 
 
-def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int) -> None:
-    """Insert the n-grams of one sequence's text, so far a prompt of `num_tokens`, in order."""
+def insert_prompt(
+    state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int, in_pool: int = 0
+) -> None:
+    """Insert the n-grams of one sequence's text, so far a prompt of `num_tokens`, in order; not those
+    that lie within its first `in_pool` tokens."""
     text, pool = state.tokens[sequence : sequence + 1], pool.sequence(sequence)
     num_ngrams = num_tokens - pool.continuation
-    for first in range(0, num_ngrams, INSERT_ITEMS):
+    for first in range(max(in_pool - pool.continuation, 0), num_ngrams, INSERT_ITEMS):
         starts = torch.arange(first, first + INSERT_ITEMS, device=text.device).unsqueeze(0)
         keys, grams = _text_ngrams(text, starts.clamp(max=num_ngrams - 1), pool.continuation)
         pool.insert(keys, grams, torch.full_like(starts[0], PROMPT), starts < num_ngrams)

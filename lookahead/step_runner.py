@@ -20,7 +20,14 @@ class StepRunner(Protocol):
 
     step: Step
 
-    def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
+    def start(
+        self,
+        sequence: int,
+        prompt: list[int],
+        limit: int,
+        eos_ids: tuple[int, ...],
+        in_pool: int = 0,
+    ) -> None:
         """Begin a request; see `Step.start`. The prompt is to be in the cache before `run`."""
 
     def run(self, budget: RowBudget | None = None) -> StepNumbers | None:
@@ -43,9 +50,16 @@ class EagerStep:
         self._keep_records = keep_records
         self._keep_logits = keep_logits
 
-    def start(self, sequence: int, prompt: list[int], limit: int, eos_ids: tuple[int, ...]) -> None:
+    def start(
+        self,
+        sequence: int,
+        prompt: list[int],
+        limit: int,
+        eos_ids: tuple[int, ...],
+        in_pool: int = 0,
+    ) -> None:
         """See `StepRunner`."""
-        self.step.start(sequence, prompt, limit, eos_ids)
+        self.step.start(sequence, prompt, limit, eos_ids, in_pool)
 
     def run(self, budget: RowBudget | None = None) -> StepNumbers:
         """See `StepRunner`; the numbers are of the step that was started."""

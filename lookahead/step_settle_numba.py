@@ -144,8 +144,8 @@ def _pack(
 def settle(
     sources, row_start, tokens, chosen, finite, largest, places, logit_places, last_level_places, paths,
     live, live_rows, text, lengths, limits, finished, eos_ids, cache, window, steps, entries,
-    pool_origins, filled, candidates, origins, found, matches, path, emitted, counts, winners, ends, are_finite,
-    gram, packed, num_counts, observed, window_origin, output_origin,
+    pool_origins, filled, candidates, origins, found, matches, path, emitted, counts, winners, ends,
+    are_finite, gram, packed, num_counts, observed, window_origin, output_origin,
 ):  # fmt: skip
     """Judge each sequence's rows, commit and learn what is accepted, and pack what the host reads.
 
@@ -187,6 +187,6 @@ def settle(
 
 
 @entry
-def insert_prompt(entries, origins, filled, text, num_ngrams, origin):
-    """The n-grams of one sequence's prompt, in order."""
-    _insert_text(entries, origins, filled, text, 0, num_ngrams, origin)
+def insert_prompt(entries, origins, filled, text, first, behind, origin):
+    """The n-grams of one sequence's prompt that start at first..behind-1, in order."""
+    _insert_text(entries, origins, filled, text, first, behind, origin)

@@ -232,10 +232,12 @@ def learn(
     )
 
 
-def insert_prompt(state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int) -> None:
+def insert_prompt(
+    state: DecodeState, pool: NgramPool, sequence: int, num_tokens: int, in_pool: int = 0
+) -> None:
     """See `step_ref.insert_prompt`."""
     num_ngrams = num_tokens - pool.continuation
-    for first in range(0, num_ngrams, INSERT_ITEMS):
+    for first in range(max(in_pool - pool.continuation, 0), num_ngrams, INSERT_ITEMS):
         insert_ngrams[(INSERT_ITEMS, 1)](
             text_ptr=state.tokens,
             lengths_ptr=state.lengths,

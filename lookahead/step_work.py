@@ -48,8 +48,9 @@ class StepRows(NamedTuple):
 class StepWork(Protocol):
     """A step in three parts, called in this order; what they return holds until the next step."""
 
-    def insert_prompt(self, sequence: int, num_tokens: int) -> None:
-        """Insert the n-grams of one sequence's text, so far a prompt of `num_tokens`."""
+    def insert_prompt(self, sequence: int, num_tokens: int, in_pool: int) -> None:
+        """Insert the n-grams of one sequence's text, so far a prompt of `num_tokens`, but for those
+        within its first `in_pool` tokens."""
 
     def look_up(self, by_context: bool) -> None:
         """Find each running sequence's candidates, those that fit their context first if
@@ -101,9 +102,9 @@ class TensorWork:
         self._no_window = Window(batch, 0, levels + 1, window.tokens.device)
         self._matches: torch.Tensor | None = None
 
-    def insert_prompt(self, sequence: int, num_tokens: int) -> None:
+    def insert_prompt(self, sequence: int, num_tokens: int, in_pool: int) -> None:
         """See `StepWork`."""
-        self._operations.insert_prompt(self._state, self._pool, sequence, num_tokens)
+        self._operations.insert_prompt(self._state, self._pool, sequence, num_tokens, in_pool)
 
     def look_up(self, by_context: bool) -> None:
         """See `StepWork`."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from lookahead.answer import Answer
 from lookahead.batch import Batch
 from lookahead.batch import OnLogits as BatchLogits
 from lookahead.results import Chunk, Result
@@ -21,17 +22,20 @@ class Stream:
     """Iterator over a request's chunks, one a step; `result` tells what was emitted so far.
 
     `close()`, or leaving a `with` block, ends it early.
+
+    Attributes:
+        batch: the batch of one that runs it.
     """
 
     def __init__(self, batch: Batch) -> None:
         """`batch` holds one request."""
-        self._batch = batch
+        self.batch = batch
 
     def __iter__(self) -> "Stream":
         return self
 
     def __next__(self) -> Chunk:
-        return next(self._batch)[1]
+        return next(self.batch)[1]
 
     def __enter__(self) -> "Stream":
         return self
@@ -41,17 +45,22 @@ class Stream:
 
     def close(self) -> None:
         """End the request here, if it has not ended by itself."""
-        self._batch.close()
+        self.batch.close()
 
     def run_to_end(self) -> Result:
         """Read every chunk that is left."""
-        return self._batch.run_to_end()[0]
+        return self.batch.run_to_end()[0]
 
     @property
     def is_done(self) -> bool:
-        return self._batch.is_done
+        return self.batch.is_done
+
+    @property
+    def answer(self) -> Answer:
+        """The request and what it has come to."""
+        return self.batch.answers[0]
 
     @property
     def result(self) -> Result:
         """The request so far; `finish_reason` is "interrupted" until it has ended by itself."""
-        return self._batch.results[0]
+        return self.batch.results[0]

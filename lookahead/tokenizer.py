@@ -103,14 +103,19 @@ class Tokenizer:
         """What `decode` gives, a few ids at a time."""
         return IncrementalDetokenizer(self._vocabulary.decoding)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The chat as the text the model was trained on, up to where its answer begins."""
+    def require_chat_template(self) -> ChatTemplate:
+        """The chat template. Raises InputError where there is none."""
         if self._chat_template is None:
             raise InputError(
-                f"--chat needs a chat template and {self._directory} has none: looked for "
-                f"{TEMPLATE_FILE} and for chat_template in tokenizer_config.json; leave out --chat"
+                f"a chat needs a chat template and {self._directory} has none: looked for "
+                f"{TEMPLATE_FILE} and for chat_template in tokenizer_config.json; take a checkpoint "
+                "that was made for chats, or give plain prompts (without --chat)"
             )
-        return self._chat_template.render(messages)
+        return self._chat_template
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The chat as the text the model was trained on, up to where its answer begins."""
+        return self.require_chat_template().render(messages)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of `render_chat`. The template has written all special tokens itself."""

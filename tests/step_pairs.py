@@ -8,6 +8,7 @@ from tiny_models import ScriptedModel
 
 from lookahead.config import LookaheadConfig
 from lookahead.decode_state import DecodeState
+from lookahead.drafting.ngram_pool import NgramPool
 from lookahead.layout import LookaheadLayout
 from lookahead.prefill import prefill
 from lookahead.row_budget import RowBudget
@@ -142,3 +143,25 @@ def check_not_finite(implementation):
         step.model.script = lambda path: float("inf") if path[0] == 1 else 2
         found.append(step.run().finite.tolist())
     assert found == [[False, True]] * 2
+
+
+def check_prompt_in_parts(bookkeeping):
+    """A prompt's n-grams inserted at once are those of its beginning and then of what came to it."""
+    state = DecodeState(2, 100, 8, 1, torch.device("cpu"))
+    draw = torch.Generator().manual_seed(1)
+    state.tokens.copy_(torch.randint(3, state.tokens.shape, generator=draw))
+    for known, whole in ((1, 40), (2, 3), (4, 5), (20, 40), (40, 40)):
+        pools = []
+        for ends in ([(whole, 0)], [(known, 0), (whole, known)]):
+            pools.append(NgramPool(2, 3, 5, 4, torch.device("cpu")))
+            for num_tokens, in_pool in ends:
+                state.lengths[1] = num_tokens - 1
+                bookkeeping.insert_prompt(state, pools[-1], 1, num_tokens, in_pool)
+        at_once, in_parts = pools
+        assert torch.equal(at_once.counts, in_parts.counts)
+        assert torch.equal(at_once.entries, in_parts.entries)
+        assert bool(at_once.counts.any()) == (whole > 3)
+    # What is known is not inserted again.
+    pool = NgramPool(2, 3, 5, 4, torch.device("cpu"))
+    bookkeeping.insert_prompt(state, pool, 1, 40, 39)
+    assert pool.counts.sum() == 1

@@ -160,10 +160,10 @@ def test_where_a_template_is_looked_for(tmp_path):
 def test_a_checkpoint_without_a_template_says_what_to_do(template, tmp_path):
     tokenizer = with_template(write_sentencepiece(tmp_path), template)
     assert not tokenizer.has_chat_template
-    with pytest.raises(InputError, match=r"^--chat needs a chat template and .*none") as caught:
+    with pytest.raises(InputError, match=r"^a chat needs a chat template and .*none") as caught:
         tokenizer.chat_ids(MESSAGES)
     message = str(caught.value)
-    for part in (str(tmp_path), "chat_template.jinja", "tokenizer_config.json", "leave out --chat"):
+    for part in (str(tmp_path), "chat_template.jinja", "tokenizer_config.json", "without --chat"):
         assert part in message
     assert "\n" not in message
 

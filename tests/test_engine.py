@@ -234,4 +234,4 @@ def test_chat_ids(engine, tmp_path):
     assert engine.chat_ids("hi", system="be brief") == prompt_ids("s:be brief\nu:hi\na:")
     plain = write_tiny_checkpoint(tmp_path, chat_template=None)
     said = refusal(Engine.load(plain, device="cpu", dtype="float32").chat_ids, "hi")
-    assert said.startswith(f"--chat needs a chat template and {plain} has none")
+    assert said.startswith(f"a chat needs a chat template and {plain} has none")

@@ -108,8 +108,9 @@ def test_checkpoints_that_lack_something(refused, tmp_path):
     )
     write_tiny_checkpoint(tmp_path / "plain", chat_template=None)
     assert refused("--chat", ckpt=tmp_path / "plain") == (
-        f"--chat needs a chat template and {tmp_path / 'plain'} has none: looked for "
-        "chat_template.jinja and for chat_template in tokenizer_config.json; leave out --chat"
+        f"a chat needs a chat template and {tmp_path / 'plain'} has none: looked for "
+        "chat_template.jinja and for chat_template in tokenizer_config.json; take a checkpoint "
+        "that was made for chats, or give plain prompts (without --chat)"
     )
     write_json(tmp_path / "plain" / "config.json", [])
     assert refused(ckpt=tmp_path / "plain") == (

@@ -59,12 +59,13 @@ ROWS = [
     "answer logprobs",
     "batch",
     "stream",
-    "compare display stats",
+    "compare conversation display stats",
     "engine",
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
     "import_gguf",
-    "generate",
+    "engine_options chat_stats",
+    "generate chat",
 ]
 # The packages' own files: importing any file of a package runs them.
 EXEMPT = {"", "drafting", "kernels", "models"}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from step_pairs import SHAPES, check_not_finite, check_pair
+from step_pairs import SHAPES, check_not_finite, check_pair, check_prompt_in_parts
 
 from lookahead import step_ref
 from lookahead.config import LookaheadConfig
@@ -60,6 +60,10 @@ def test_a_prompts_ngrams(guesses, ngram, num_tokens):
         assert torch.equal(found.origins[is_filled], expected.origins[is_filled])
         assert (found.entries[~is_filled] == -7).all(), "what is behind a count is not touched"
     assert bool(found.counts.any()) == (num_tokens >= ngram)
+
+
+def test_a_prompt_of_which_a_part_is_in_the_pool():
+    check_prompt_in_parts(step_triton)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -1,0 +1,67 @@
+"""Options that command lines with an engine share: which checkpoint, where, and by which (W, N, G).
+
+Imports the engine only when one is asked for: wrong options are told at once, and Ctrl-C finds its
+handler while torch loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig
+
+if TYPE_CHECKING:
+    from lookahead.engine import Engine
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """What `load_engine` reads."""
+    add = parser.add_argument
+    add("--ckpt", required=True, metavar="PATH", help="checkpoint directory")
+    add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
+    add("--dtype", default="auto", metavar="|".join(("auto", *DTYPE_NAMES)))
+    add("--max-length", type=int, metavar="COUNT", help="tokens of prompt and answer together")
+
+
+def load_engine(options: argparse.Namespace, batch_size: int = 1) -> Engine:
+    """The engine that was asked for. Raises InputError for one that cannot be had."""
+    from lookahead.engine import Engine
+
+    return Engine.load(
+        options.ckpt,
+        device=options.device,
+        dtype=options.dtype,
+        max_length=options.max_length,
+        batch_size=batch_size,
+    )
+
+
+def add_lookahead_options(parser: argparse.ArgumentParser) -> None:
+    """What `lookahead_of` reads, but for the seed; window, ngram and guesses are the paper's W, N and
+    G."""
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="lookahead")
+    add("--window", type=int, metavar="W", help="columns of the lookahead window")
+    add("--ngram", type=int, metavar="N", help="tokens of an n-gram, its key included")
+    add("--guesses", type=int, metavar="G", help="candidates verified in a step")
+    add("--no-prompt-ngrams", action="store_true", help="start with an empty n-gram pool")
+
+
+def lookahead_of(options: argparse.Namespace, engine: Engine | None) -> LookaheadConfig:
+    """What was given of (W, N, G) with the rest of the default; the tuned one where nothing was.
+    Without an engine, to check what was given. Raises InputError for what cannot be."""
+    given = {
+        name: getattr(options, name)
+        for name in ("window", "ngram", "guesses")
+        if getattr(options, name) is not None
+    }
+    if engine is None:
+        default = LookaheadConfig()
+    elif given or options.mode == "autoregressive":
+        default = engine.default_lookahead()
+    else:
+        default = engine.tuning.config
+    prompt_ngrams = not options.no_prompt_ngrams
+    return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
