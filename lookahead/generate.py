@@ -21,6 +21,7 @@ from lookahead.command_line import Parser
 from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig, SamplingConfig, check_whole
 from lookahead.display import comparison, numbered_line, show
 from lookahead.errors import InputError
+from lookahead.interrupts import lost_interrupts_come_again
 from lookahead.prompt_file import read_prompt_file
 from lookahead.results import Result
 
@@ -81,7 +82,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
-        return _run(build_parser().parse_args(arguments))
+        with lost_interrupts_come_again():
+            return _run(build_parser().parse_args(arguments))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
