@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         max_length=options.max_length,
         batch_size=options.batch,
     )
-    lookahead = _lookahead_config(options, engine)
+    lookahead = _lookahead_config(options, engine, len(prompts))
     given = [
         engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
     ]
@@ -195,7 +195,7 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
     if "" in options.stop:
         raise InputError("--stop is empty: give the text to end before, or leave it out")
     check_whole("--max-new-tokens", options.max_new_tokens, least=1)
-    _lookahead_config(options, None)
+    _lookahead_config(options)
     return SamplingConfig(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -206,9 +206,11 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
     )
 
 
-def _lookahead_config(options: argparse.Namespace, engine: Engine | None) -> LookaheadConfig:
-    """What was given of (W, N, G) with the rest of the default; the tuned one where nothing was.
-    Without an engine, to check what was given."""
+def _lookahead_config(
+    options: argparse.Namespace, engine: Engine | None = None, num_prompts: int = 1
+) -> LookaheadConfig:
+    """What was given of (W, N, G) with the rest of the default; the one that is tuned for so many
+    prompts where nothing was. Without an engine, to check what was given."""
     given = {
         name: getattr(options, name)
         for name in ("window", "ngram", "guesses")
@@ -219,7 +221,7 @@ def _lookahead_config(options: argparse.Namespace, engine: Engine | None) -> Loo
     elif given or options.mode == "autoregressive":
         default = engine.default_lookahead()
     else:
-        default = engine.tuning.config
+        default = engine.tuning_for(num_prompts).config
     prompt_ngrams = not options.no_prompt_ngrams
     return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)
 
