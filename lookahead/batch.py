@@ -117,6 +117,8 @@ class Batch:
 
     def _begin(self) -> None:
         """Prefill requests into the sequences that are free."""
+        if self.budget is not None and not self._running:
+            self.budget.begin()
         for sequence in range(self._steps.step.state.lengths.shape[0]):
             if sequence not in self._running and self._num_begun < len(self.answers):
                 self._running[sequence] = self._num_begun

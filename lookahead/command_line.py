@@ -9,6 +9,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from lookahead.errors import InputError
+from lookahead.interrupts import lost_interrupts_come_again
 
 WRONG_INPUT = 2
 INTERRUPTED = 130
@@ -29,7 +30,8 @@ def print_error(error: object) -> None:
 def exit_code(run: Callable[[], int]) -> int:
     """What `run` returns; where it cannot go on, the exit code for that, told in a line."""
     try:
-        return run()
+        with lost_interrupts_come_again():
+            return run()
     except InputError as error:
         print_error(error)
         return WRONG_INPUT

@@ -6,7 +6,6 @@ how requests run `batch.py`'s, what a step does `step.py`'s.
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -137,14 +136,26 @@ class Engine:
         step.run(budget=RowBudget(config, [1.0] * 3))
         self._state.end()
 
-    @cached_property
+    @property
     def tuning(self) -> Tuning:
-        """The (W, N, G) that is expected to be fastest on this machine, and why; the first time on a
-        machine it is measured, for a few seconds."""
+        """`tuning_for` as many prompts as run at a time, or more."""
+        return self.tuning_for(self._batch_size)
+
+    def tuning_for(self, num_prompts: int) -> Tuning:
+        """The (W, N, G) that is expected to be fastest on this machine for a batch of so many prompts,
+        and why; the first time on a machine it is measured, for a few seconds."""
         if self.costs is None:
             self.costs = step_costs(self.model, self.max_length, self.max_step_rows)
+        # A step of fixed shape has rows for every sequence, whether there is a prompt for it or not.
+        num_running = self._batch_size
+        if not self._step.fixed_shape:
+            num_running = min(num_running, max(1, num_prompts))
         on_cpu = self.model.device.type == "cpu"
-        return tune(self.costs, self.max_step_rows, self._cache.data.shape[2], on_cpu)
+        return tune(self.costs, self.max_step_rows, num_running, on_cpu)
+
+    @property
+    def _batch_size(self) -> int:
+        return self._state.lengths.shape[0]
 
     @property
     def capture_seconds(self) -> float:
@@ -152,7 +163,7 @@ class Engine:
         return 0.0 if self._pipeline is None else self._pipeline.capture_seconds
 
     def _new_budget(self) -> RowBudget:
-        most, costs = self.max_step_rows * self._cache.data.shape[2], self.tuning.costs
+        most, costs = self.max_step_rows * self._batch_size, self.tuning.costs
         seconds = [costs.at(rows) for rows in range(most + 1)]
         return RowBudget(self._step.config, seconds, sees_candidates=not self._step.fixed_shape)
 
@@ -287,7 +298,7 @@ class Engine:
             prompts: each text, or token ids.
             max_new_tokens: at most so many tokens are emitted for each.
             mode: "lookahead" or "autoregressive".
-            lookahead: (W, N, G) and more; by default `tuning.config`.
+            lookahead: (W, N, G) and more; by default that of `tuning_for` so many prompts.
             sampling: how a token is chosen; by default greedily.
             stop: a text ends before the first of these strings.
             ignore_eos: go on behind an end-of-text id.
@@ -323,14 +334,14 @@ class Engine:
         )
         if not isinstance(lookahead, LookaheadConfig | None):
             raise InputError(f"lookahead must be a LookaheadConfig, got {lookahead!r:.80}")
-        if mode == "autoregressive":
-            config = AUTOREGRESSIVE
-        else:
-            config = self.tuning.config if lookahead is None else lookahead
-        self.check_rows(config)
         if isinstance(prompts, str | bytes):
             raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
+        if mode == "autoregressive":
+            config = AUTOREGRESSIVE
+        else:
+            config = self.tuning_for(len(requests)).config if lookahead is None else lookahead
+        self.check_rows(config)
         keep_logits = on_logits is not None or logprobs is not None
         steps = self._step_runner(
             config, wishes.sampling, logits_processor, trace is not None, keep_logits
@@ -338,11 +349,14 @@ class Engine:
         answers = [
             Answer(request, self.tokenizer.detokenizer(), self.max_length) for request in requests
         ]
-        is_tuned = config.adaptive and _shape(config) == _shape(self.tuning.config)
+        choice = "given"
+        if config.adaptive:
+            tuning = self.tuning_for(len(requests))
+            choice = tuning.reason if _shape(config) == _shape(tuning.config) else choice
         batch = Batch(
             steps,
             answers,
-            choice=self.tuning.reason if is_tuned else "given",
+            choice=choice,
             budget=self._new_budget() if config.adaptive else None,
             trace=trace,
             on_logits=on_logits,

@@ -49,9 +49,12 @@ def add_lookahead_options(parser: argparse.ArgumentParser) -> None:
     add("--no-prompt-ngrams", action="store_true", help="start with an empty n-gram pool")
 
 
-def lookahead_of(options: argparse.Namespace, engine: Engine | None) -> LookaheadConfig:
-    """What was given of (W, N, G) with the rest of the default; the tuned one where nothing was.
-    Without an engine, to check what was given. Raises InputError for what cannot be."""
+def lookahead_of(
+    options: argparse.Namespace, engine: Engine | None, num_prompts: int = 1
+) -> LookaheadConfig:
+    """What was given of (W, N, G) with the rest of the default; the one that is tuned for so many
+    prompts where nothing was. Without an engine, to check what was given. Raises InputError for what
+    cannot be."""
     given = {
         name: getattr(options, name)
         for name in ("window", "ngram", "guesses")
@@ -62,6 +65,6 @@ def lookahead_of(options: argparse.Namespace, engine: Engine | None) -> Lookahea
     elif given or options.mode == "autoregressive":
         default = engine.default_lookahead()
     else:
-        default = engine.tuning.config
+        default = engine.tuning_for(num_prompts).config
     prompt_ngrams = not options.no_prompt_ngrams
     return replace(default, prompt_ngrams=prompt_ngrams, seed=options.seed, **given)

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
     sampling = _check_options(options)
     prompts = _read_prompts(options)
     engine = load_engine(options, options.batch)
-    lookahead = lookahead_of(options, engine)
+    lookahead = lookahead_of(options, engine, len(prompts) * options.num_samples)
     given = [
         engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
     ]

@@ -104,6 +104,13 @@ class RowBudget:
             LookaheadLayout.count_rows(window, config.ngram, 0) for window in (0, config.window)
         ]
 
+    def begin(self) -> None:
+        """Every sequence that is to run begins a request, and so a window: one that was left behind is
+        there again. What it would bring to these texts is as open as at first."""
+        if self.config.window and not self.has_window:
+            self.has_window = True
+            self._window = Rate(WINDOW_TOKENS)
+
     def choose(self, matches: Sequence[Sequence[int]]) -> StepShape:
         """The shape for a step of running sequences.
 
@@ -130,7 +137,7 @@ class RowBudget:
             if expected / self._seconds[rows] > most:
                 most = expected / self._seconds[rows]
                 best = shape
-        # A window that is left behind would have to start anew: its n-grams are of consecutive steps.
+        # A window that is left behind has to begin anew: its n-grams are of consecutive steps.
         self.has_window = best.window
         self.shapes[best] += 1
         return best

@@ -87,6 +87,22 @@ def test_rows_that_are_left_out_change_no_bit(llama, shape, slope):
     assert sum(result.steps for result in results) < sum(its.steps for its in expected)
 
 
+@pytest.mark.parametrize(("batch_size", "returns"), [(1, True), (2, False)])
+def test_a_window_that_was_left_returns_when_every_request_is_new(llama, batch_size, returns):
+    """With two sequences the third request begins while another's window is old."""
+    engine = build_engine(llama, batch_size=batch_size)
+    engine.costs = StepCosts((1, 100), (1.0, 1.0))
+    config = LookaheadConfig(3, 4, 3, adaptive=True)
+    batch = engine.batch(PROMPTS[:3], max_new_tokens=20, lookahead=config)
+    next(batch)
+    batch.budget.has_window = False
+    shapes = batch.budget.shapes
+    shapes.clear()
+    batch.run_to_end()
+    assert any(shape.window for shape in shapes) == returns
+    assert any(not shape.window for shape in shapes)
+
+
 def counter(path):
     """Counts up by one, each time to the first id's successor's successor, and then ends."""
     return (path[-1] + 1) % 9

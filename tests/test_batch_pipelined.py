@@ -341,6 +341,13 @@ def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
 # What is recorded, and when
 
 
+def test_it_is_tuned_for_every_sequence_that_a_step_has(llama):
+    """One whose steps are recorded runs them all."""
+    eager, late = engines(llama, 8, StepCosts((1, 8, 9, 10), (1.0, 1.0, 2.0, 4.0)))
+    assert eager.tuning_for(1).config.guesses > eager.tuning_for(8).config.guesses
+    assert late.tuning_for(1) == late.tuning_for(8) == eager.tuning
+
+
 def test_steps_are_recorded_before_the_first_request_that_needs_it(llama):
     recorder = EagerRecorder()
     engine = build_engine(llama, recorder=recorder, costs=STEEP)  # 16, 32, 64, 128

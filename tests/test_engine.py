@@ -11,6 +11,7 @@ from tiny_checkpoint import byte_tokenizer, tiny_model, write_tiny_checkpoint
 from tiny_models import one_thread
 
 from lookahead import Chunk, Engine, InputError, LookaheadConfig, Result, SamplingConfig
+from lookahead.step_costs import StepCosts
 from lookahead.step_output import StepRecord
 
 PROMPT = "abc abd abc"
@@ -176,6 +177,20 @@ def test_without_a_choice_what_was_measured_decides(engine, answer):
     given = engine.generate(PROMPT, max_new_tokens=1, lookahead=LookaheadConfig(2, 3, 2))
     assert (given.adaptive, given.choice) == (False, "given")
     assert given.rows_per_step >= 4
+
+
+def test_it_is_tuned_for_as_many_prompts_as_there_are(checkpoint, answer):
+    engine = Engine.load(checkpoint, device="cpu", dtype="float64", batch_size=8)
+    # Some candidates of one sequence cost nothing, of eight sequences they cost too much.
+    engine.costs = StepCosts((1, 8, 9, 10), (1.0, 1.0, 2.0, 4.0))
+    of_one, of_all = engine.tuning_for(1), engine.tuning
+    assert of_one.config.guesses > of_all.config.guesses == 0
+    for num_prompts, tuning in ((1, of_one), (8, of_all), (9, of_all)):
+        for result in engine.generate([PROMPT] * num_prompts, max_new_tokens=NUM_TOKENS):
+            assert (result.guesses, result.choice) == (tuning.config.guesses, tuning.reason)
+            assert result.token_ids == answer
+    given = engine.generate([PROMPT] * 8, max_new_tokens=1, lookahead=of_one.config)
+    assert [result.choice for result in given] == ["given"] * 8
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,9 @@ def test_the_tuned_configuration(run, run_json, expected, engine):
     _, values = run_json("--no-prompt-ngrams")
     assert (values["adaptive"], values["choice"]) == (True, engine.tuning.reason)
     assert values["token_ids"] == expected.token_ids
+    # It is that of one prompt, however many might share a step.
+    _, values = run_json("--batch", 8)
+    assert values["choice"] == engine.tuning.reason
     _, out, err = run("--stats")
     assert out == expected.text + "\n"
     shape = (expected.window, expected.ngram, expected.guesses)

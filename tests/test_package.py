@@ -20,6 +20,7 @@ ROWS = [
     "vocabulary_json vocabulary_sentencepiece",
     "tokenizer",
     "prompt_ids prompt_file",
+    "interrupts",
     "command_line sampling_options",
     "devices",
     "kernels.checks kernels.philox kernels.row_blocks kernels.sequences kernels.warpers",
@@ -73,7 +74,7 @@ EXEMPT = {"", "drafting", "kernels", "models"}
 WITHOUT_TORCH = """
     errors json_file config layout detokenizer chat_template vocabulary vocabulary_json
     vocabulary_sentencepiece tokenizer models.checkpoint_config results stops row_budget request
-    prompt_file gguf_file gguf_config gguf_tokenizer gguf_weights import_gguf
+    prompt_file interrupts gguf_file gguf_config gguf_tokenizer gguf_weights import_gguf
 """.split()
 
 

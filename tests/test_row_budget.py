@@ -83,13 +83,26 @@ def test_candidates_are_judged_by_how_well_they_fit():
     assert chosen(budget, 1, 1, match=2) == StepShape(False, 1, 2)
 
 
-def test_a_window_that_brings_nothing_is_left_for_good():
+def test_a_window_that_brings_nothing_is_left_until_all_begin_anew():
     budget = RowBudget(LookaheadConfig(4, 3, 2), steep(0.002))
     assert chosen(budget, 0).window
     told(budget, [], [5], times=300)
     assert not chosen(budget, 0).window
     told(budget, [], [5, 6], from_window=1)
     assert not chosen(budget, 0).window
+    budget.begin()
+    assert budget.rates == RowBudget(budget.config, FREE).rates
+    assert chosen(budget, 0).window
+    no_window = RowBudget(LookaheadConfig(0, 3, 2), FREE)
+    no_window.begin()
+    assert not chosen(no_window, 0).window
+
+
+def test_what_a_window_that_is_kept_brought_is_not_forgotten():
+    budget = told(RowBudget(LookaheadConfig(4, 3, 2), FREE), [], [5, 6], from_window=1)
+    rates = budget.rates
+    budget.begin()
+    assert budget.rates == rates
 
 
 def test_a_window_that_brings_tokens_is_kept():
