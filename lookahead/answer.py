@@ -10,7 +10,7 @@ from lookahead.detokenizer import IncrementalDetokenizer
 from lookahead.devices import dtype_name
 from lookahead.models.llama import Llama
 from lookahead.request import Request
-from lookahead.results import Chunk, Result
+from lookahead.results import Chunk, Result, TokenLogprob
 from lookahead.stops import StopText
 
 
@@ -31,6 +31,7 @@ class Answer:
         kept: what its sequence has of it before it begins; nothing, unless set until then.
         is_prefilled, prefilled_tokens: whether the prompt is in the cache, and how many of its tokens
             had to go through the model for that.
+        logprobs: of all tokens taken so far, if they were asked for.
         steps, rows, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared
             with the other requests of a batch.
     """
@@ -43,6 +44,7 @@ class Answer:
         self.kept = Kept()
         self.is_prefilled = False
         self.prefilled_tokens = 0
+        self.logprobs: list[TokenLogprob] = []
         self.steps = 0
         self.rows = 0
         self.prefill_seconds = 0.0
@@ -126,7 +128,9 @@ class Answer:
             adaptive=config.adaptive,
             rows_per_step=self.rows / self.steps if self.steps else 0.0,
             seed=request.seed,
+            sample=request.sample,
             exact=model.inexact_reason is None,
             inexact_reason=model.inexact_reason,
             row_block=model.row_block,
+            logprobs=None if request.logprobs is None else self.logprobs[:new_tokens],
         )

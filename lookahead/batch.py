@@ -13,6 +13,7 @@ import torch
 from lookahead.answer import Answer
 from lookahead.devices import dtype_name
 from lookahead.errors import InputError
+from lookahead.logprobs import token_logprobs
 from lookahead.prefill import prefill
 from lookahead.results import Chunk, Result
 from lookahead.row_budget import RowBudget
@@ -125,6 +126,7 @@ class Batch:
     def _start(self, sequence: int, answer: Answer) -> None:
         began = time.perf_counter()
         step, ids, kept = self._steps.step, answer.request.token_ids, answer.kept
+        step.sampler.start(sequence, len(ids), answer.request.sample)
         self._steps.start(sequence, ids, answer.limit, answer.request.eos_ids, kept.in_pool)
         text = step.state.tokens[sequence, : len(ids) - 1]
         cache = step.kv_cache.sequence(sequence)
@@ -159,6 +161,9 @@ class Batch:
         answer.decode_seconds += seconds
         if not numbers.finite[sequence]:
             raise self._not_finite(number)
+        if answer.request.logprobs is not None:
+            logits = numbers.logits[sequence]
+            answer.logprobs += token_logprobs(logits, ids, answer.request.logprobs)
         if self._on_logits is not None:
             self._on_logits(number, numbers.logits[sequence])
             if answer.is_done:  # the callable closed the batch
@@ -174,9 +179,10 @@ class Batch:
 
     def _not_finite(self, number: int) -> InputError:
         prompt = f" of prompt {number + 1}" if len(self.answers) > 1 else ""
-        dtype = dtype_name(self._steps.step.model.dtype)
+        dtype, sampler = dtype_name(self._steps.step.model.dtype), self._steps.step.sampler
+        or_banned = ", or every token that is left is banned" if sampler.is_needed else ""
         return InputError(
             f"the model's logits are not finite after {self.answers[number].num_tokens} new tokens"
-            f"{prompt}: its weights hold NaN or infinity, or overflow in {dtype}; check the checkpoint "
-            "or take another dtype"
+            f"{prompt}: its weights hold NaN or infinity, or overflow in {dtype}{or_banned}; check the "
+            "checkpoint or take another dtype"
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lookahead.chat_stats import SessionStats
 from lookahead.command_line import WRONG_INPUT, Parser, exit_code, print_error, run_as_program
-from lookahead.config import SamplingConfig, check_whole
+from lookahead.config import check_whole
 from lookahead.display import show
 from lookahead.engine_options import (
     add_engine_options,
@@ -30,6 +30,7 @@ from lookahead.engine_options import (
     lookahead_of,
 )
 from lookahead.errors import InputError, one_line
+from lookahead.sampling_options import add_sampling_options, sampling_of
 
 if TYPE_CHECKING:
     from lookahead.conversation import Conversation
@@ -54,12 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="COUNT")
     add_lookahead_options(parser)
-    parser.add_argument("--seed", type=int, default=0)
+    add_sampling_options(parser)
     return parser
-
-
-def _sampling_of(options: argparse.Namespace) -> SamplingConfig:
-    return SamplingConfig(seed=options.seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
     check_whole("--max-new-tokens", options.max_new_tokens, least=1)
-    sampling = _sampling_of(options)
+    sampling = sampling_of(options)
     lookahead_of(options, None)
     if sys.stdin is None:
         raise InputError("standard input is closed: a chat reads its messages from there")

@@ -5,7 +5,9 @@ tensors or text; `models/checkpoint_config.py` reads a checkpoint into a `ModelC
 """
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lookahead.errors import InputError
 
@@ -86,27 +88,108 @@ AUTOREGRESSIVE = LookaheadConfig(window=0, ngram=2, guesses=0, prompt_ngrams=Fal
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How a token is chosen. Only greedy decoding (temperature 0, nothing else set) exists yet."""
+    """How a token is chosen from the model's logits; by default greedily.
+
+    The warpers apply in this order, each to what the one before left: repetition, presence and
+    frequency penalty, logit bias, banned tokens, `min_new_tokens`, temperature, top-k, top-p, min-p.
+    Each row's history is its sequence's text and the tokens on its own path. docs/sampling.md tells
+    what each computes.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the largest, the lowest id on a tie.
+        top_k: keep the so many most probable tokens; 0 or None keeps all.
+        top_p: keep the fewest most probable tokens whose probabilities sum to at least this.
+        min_p: keep tokens of at least this share of the largest probability.
+        repetition_penalty: logits of tokens in the history are divided by it if positive, else
+            multiplied.
+        presence_penalty, frequency_penalty: taken from the logits of new tokens in the history, once,
+            and as often as they are there.
+        logit_bias: (token id, what is added to its logit) pairs, or a mapping of them; -inf bans.
+        banned_tokens: ids that are never chosen.
+        min_new_tokens: no end-of-text id is chosen before so many new tokens.
+        seed: of the draws; text depends on it, and on nothing else that is random.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    min_new_tokens: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, least=0, most=MAX_SEED)
-        is_number = isinstance(self.temperature, int | float)
-        if not is_number or not 0 <= self.temperature < math.inf:
-            raise InputError(
-                f"temperature must be a number of at least 0, got {self.temperature!r}; "
-                "0 is greedy decoding"
-            )
-        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"):
-            value = getattr(self, name)
-            if value is not None and not (name == "temperature" and value == 0):
-                raise InputError(
-                    f"{name} {value} asks for sampling, which does not exist yet; "
-                    "leave it out for greedy decoding"
-                )
+        check_whole("min_new_tokens", self.min_new_tokens, least=0)
+        if self.top_k is not None:
+            check_whole("top_k", self.top_k, least=0)
+        check_real("temperature", self.temperature, "of at least 0", lambda value: value >= 0)
+        for name, expected, is_right in (
+            ("top_p", "above 0 and at most 1", lambda value: 0 < value <= 1),
+            ("min_p", "from 0 to 1", lambda value: 0 <= value <= 1),
+            ("repetition_penalty", "above 0", lambda value: value > 0),
+            ("presence_penalty", "", lambda value: True),
+            ("frequency_penalty", "", lambda value: True),
+        ):
+            if getattr(self, name) is not None:
+                check_real(name, getattr(self, name), expected, is_right)
+        object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
+        object.__setattr__(self, "banned_tokens", _token_ids(self.banned_tokens))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the largest logit that is chosen, as it comes from the model."""
+        return self.temperature == 0 and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any warper before the temperature does something."""
+        return bool(
+            self.repetition_penalty not in (None, 1)
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.banned_tokens
+            or self.min_new_tokens
+        )
+
+
+def check_real(
+    name: str, value: float, expected: str, is_right: Callable[[float], bool] = lambda _: True
+) -> None:
+    """Raise InputError unless `value` is a finite number that `is_right`; `expected` names it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not is_right(value):
+        what = f"a finite number {expected}".rstrip()
+        raise InputError(f"{name} must be {what}, got {value!r:.80}")
+
+
+def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
+    """Checked pairs, ids ascending."""
+    expected = "logit_bias must be pairs of a token id and a number below infinity"
+    try:
+        pairs = tuple(given.items() if isinstance(given, Mapping) else given)
+        bias = {token: float(value) for token, value in pairs}
+    except (TypeError, ValueError):
+        raise InputError(f"{expected}, got {given!r:.80}") from None
+    _token_ids(tuple(bias), "logit_bias")
+    if len(bias) != len(pairs):
+        raise InputError(f"{expected}, each id once, got {given!r:.80}")
+    for token, value in bias.items():
+        if math.isnan(value) or value == math.inf:
+            raise InputError(f"{expected}, got {value} for token {token}")
+    return tuple(sorted(bias.items()))
+
+
+def _token_ids(given: Any, name: str = "banned_tokens") -> tuple[int, ...]:
+    """Checked ids, ascending, each once."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise InputError(f"{name} must be token ids, got {given!r:.80}")
+    ids = tuple(given)
+    for token in ids:
+        check_whole(f"{name}: a token id", token, least=0)
+    return tuple(sorted(set(ids)))

@@ -33,6 +33,7 @@ from lookahead.prompt_ids import Prompt, as_prompts
 from lookahead.request import Wishes
 from lookahead.results import Result
 from lookahead.row_budget import RowBudget
+from lookahead.sampling import LogitsProcessor
 from lookahead.step import Step
 from lookahead.step_costs import StepCosts, step_costs
 from lookahead.step_graph import PipelinedStep, Recorder
@@ -160,7 +161,12 @@ class Engine:
         return Step(self.model, self._cache, self._state, config, fixed_shape)
 
     def _step_runner(
-        self, config: LookaheadConfig, keep_records: bool, keep_logits: bool
+        self,
+        config: LookaheadConfig,
+        sampling: SamplingConfig,
+        processor: LogitsProcessor | None,
+        keep_records: bool,
+        keep_logits: bool,
     ) -> StepRunner:
         """Who runs this configuration's steps, with no request."""
         # A batch that was dropped left its sequences running, and maybe a step in flight.
@@ -168,7 +174,11 @@ class Engine:
         if self._step.config != config:
             self._pipeline = None  # its memory is free before the next one's is taken
             self._step = self._new_step(config)
-        if not self._is_recorded or keep_records or keep_logits:
+        draws_before = self._step.sampler.is_needed
+        self._step.sampler.use(sampling, processor)
+        if self._step.sampler.is_needed != draws_before:
+            self._pipeline = None  # other operations are to be recorded
+        if not self._is_recorded or keep_records or keep_logits or processor is not None:
             return EagerStep(self._step, keep_records, keep_logits)
         if self._pipeline is None:  # it records for seconds, while nothing else runs
             self._pipeline = PipelinedStep(self._step, self._recorder)
@@ -196,11 +206,13 @@ class Engine:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         trace: Trace | None = None,
+        num_samples: int = 1,
+        logprobs: int | None = None,
     ) -> Result | list[Result]:
         """Decode one prompt, or a list of prompts, to the end. Arguments as for `batch`.
 
         Returns:
-            The result; for a list the results in its order.
+            The result; for a list of prompts, or more than one sample, the results in order.
         """
         prompts, is_list = as_prompts(prompt)
         batch = self.batch(
@@ -212,9 +224,11 @@ class Engine:
             stop=stop,
             ignore_eos=ignore_eos,
             trace=trace,
+            num_samples=num_samples,
+            logprobs=logprobs,
         )
         results = batch.run_to_end()
-        return results if is_list else results[0]
+        return results if is_list or num_samples > 1 else results[0]
 
     def stream(
         self,
@@ -228,6 +242,7 @@ class Engine:
         ignore_eos: bool = False,
         trace: Trace | None = None,
         on_logits: StreamLogits | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """Decode one prompt step by step. Arguments as for `batch`, but that `on_logits` is given no
         number.
@@ -246,6 +261,7 @@ class Engine:
                 ignore_eos=ignore_eos,
                 trace=trace,
                 on_logits=numbered(on_logits),
+                logprobs=logprobs,
             )
         )
 
@@ -261,6 +277,9 @@ class Engine:
         ignore_eos: bool = False,
         trace: Trace | None = None,
         on_logits: OnLogits | None = None,
+        num_samples: int = 1,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Batch:
         """Decode prompts step by step, `batch_size` at a time: when one ends, the next begins.
 
@@ -269,12 +288,18 @@ class Engine:
             max_new_tokens: at most so many tokens are emitted for each.
             mode: "lookahead" or "autoregressive".
             lookahead: (W, N, G) and more; by default `tuning.config`.
-            sampling: greedy decoding only, as yet.
+            sampling: how a token is chosen; by default greedily.
             stop: a text ends before the first of these strings.
             ignore_eos: go on behind an end-of-text id.
             trace: called with each step's record of each prompt.
             on_logits: called with a prompt's number and the logits [count, vocab] that its tokens of a
-                step are the choices of, on the model's device; those of a stop string's tokens too.
+                step are the choices of, before any warper, on the model's device; those of a stop
+                string's tokens too.
+            num_samples: answers to each prompt; they count as prompts, those to one side by side.
+            logprobs: tell log-probabilities of new tokens, and of so many of the most probable ones.
+            logits_processor: is given logits [n, vocab] and n histories, of each the ids before the
+                next token, and returns logits of the same kind, to which the warpers then apply. It
+                must depend on each row alone; see docs/sampling.md.
 
         Returns:
             An iterator of (number of the prompt, chunk); its `results` are ready at the end.
@@ -293,6 +318,8 @@ class Engine:
             sampling=SamplingConfig() if sampling is None else sampling,
             stop=stop,
             ignore_eos=ignore_eos,
+            num_samples=num_samples,
+            logprobs=logprobs,
         )
         if not isinstance(lookahead, LookaheadConfig | None):
             raise InputError(f"lookahead must be a LookaheadConfig, got {lookahead!r:.80}")
@@ -304,7 +331,10 @@ class Engine:
         if isinstance(prompts, str | bytes):
             raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
         requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
-        steps = self._step_runner(config, trace is not None, on_logits is not None)
+        keep_logits = on_logits is not None or logprobs is not None
+        steps = self._step_runner(
+            config, wishes.sampling, logits_processor, trace is not None, keep_logits
+        )
         answers = [
             Answer(request, self.tokenizer.detokenizer(), self.max_length) for request in requests
         ]

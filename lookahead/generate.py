@@ -26,6 +26,7 @@ from lookahead.engine_options import (
 from lookahead.errors import InputError
 from lookahead.prompt_file import read_prompt_file
 from lookahead.results import Result
+from lookahead.sampling_options import add_sampling_options, sampling_of
 
 if TYPE_CHECKING:
     from lookahead.batch import Batch, OnLogits
@@ -58,11 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--ignore-eos", action="store_true", help="go on behind an end-of-text id")
     add_lookahead_options(parser)
-    add("--temperature", type=float, default=0.0, help="only 0, greedy, as yet")
-    for name, kind in (("top-k", int), ("top-p", float), ("min-p", float)):
-        add(f"--{name}", type=kind, help="not yet")
-    add("--repetition-penalty", type=float, help="not yet")
-    add("--seed", type=int, default=0)
+    add_sampling_options(parser)
+    add("--num-samples", type=int, default=1, metavar="K", help="answers to each prompt")
+    add(
+        "--logprobs",
+        type=int,
+        metavar="K",
+        help="with --json: log-probabilities of new tokens and of the K most probable ones",
+    )
     add(
         "--compare", action="store_true", help="also run autoregressive: same ids? how much faster?"
     )
@@ -96,10 +100,13 @@ def _run(options: argparse.Namespace) -> int:
             stop=options.stop,
             ignore_eos=options.ignore_eos,
             on_logits=on_logits,
+            num_samples=options.num_samples,
+            logprobs=options.logprobs,
         )
 
     def print_object(number: int, result: Result) -> None:
-        values = replace(result, prompt=prompts[number]).to_dict()
+        prompt = prompts[number // options.num_samples]
+        values = replace(result, prompt=prompt).to_dict()
         print(json.dumps(values, ensure_ascii=False), flush=True)
 
     batch = start(given, options.mode)
@@ -170,14 +177,12 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
         raise InputError("--stop is empty: give the text to end before, or leave it out")
     check_whole("--max-new-tokens", options.max_new_tokens, least=1)
     lookahead_of(options, None)
-    return SamplingConfig(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=options.seed,
-    )
+    check_whole("--num-samples", options.num_samples, least=1)
+    if options.compare and options.num_samples > 1:
+        raise InputError("--compare takes one answer to each prompt: leave out --num-samples")
+    if options.logprobs is not None and not options.json:
+        raise InputError("--logprobs are part of the JSON: add --json")
+    return sampling_of(options)
 
 
 def _read_prompts(options: argparse.Namespace) -> list[str]:

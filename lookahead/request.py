@@ -1,5 +1,6 @@
 """What may be asked of the engine beside (W, N, G), checked, and the requests that it comes to."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,21 @@ from lookahead.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request."""
+    """A checked request.
+
+    Attributes:
+        sample: which of the answers to its prompt it asks for, from 0.
+        logprobs: how many of the most probable tokens are told of each new one; None to tell no
+            log-probabilities.
+    """
 
     prompt: str
     token_ids: list[int]
     max_new_tokens: int
     mode: str
     seed: int
+    sample: int
+    logprobs: int | None
     eos_ids: tuple[int, ...]
     stops: tuple[str, ...]
 
@@ -31,11 +40,16 @@ class Wishes:
     sampling: SamplingConfig
     stop: Sequence[str]
     ignore_eos: bool
+    num_samples: int
+    logprobs: int | None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InputError(f"mode {self.mode!r} is not known, expected {' or '.join(MODES)}")
         check_whole("max_new_tokens", self.max_new_tokens, least=1)
+        check_whole("num_samples", self.num_samples, least=1)
+        if self.logprobs is not None:
+            check_whole("logprobs", self.logprobs, least=0)
         stop = self.stop
         is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
         if not is_list or not all(isinstance(text, str) and text for text in stop):
@@ -46,7 +60,9 @@ class Wishes:
     def requests(
         self, prompts: Sequence[Prompt], tokenizer: Tokenizer, config: ModelConfig, max_length: int
     ) -> list[Request]:
-        """One request a prompt. Raises InputError for a prompt that cannot be run, naming it."""
+        """One request for each answer to each prompt. Raises InputError for a prompt that cannot be
+        run, naming it, and for what does not go with this model."""
+        self._check_ids(config)
         requests = []
         for number, prompt in enumerate(prompts, start=1):
             try:
@@ -54,15 +70,41 @@ class Wishes:
             except InputError as error:
                 where = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
                 raise InputError(f"{where}{error}") from error
-            requests.append(
+            requests += [
                 Request(
                     prompt=prompt if isinstance(prompt, str) else tokenizer.decode(ids),
                     token_ids=ids,
                     max_new_tokens=self.max_new_tokens,
                     mode=self.mode,
                     seed=self.sampling.seed,
+                    sample=sample,
+                    logprobs=self.logprobs,
                     eos_ids=() if self.ignore_eos else config.eos_token_ids,
                     stops=tuple(self.stop),
                 )
-            )
+                for sample in range(self.num_samples)
+            ]
         return requests
+
+    def _check_ids(self, config: ModelConfig) -> None:
+        """Refuse ids that the model does not have, and a ban on all that it has."""
+        sampling, size = self.sampling, config.vocab_size
+        biased = [token for token, _ in sampling.logit_bias]
+        for name, ids in (("logit_bias", biased), ("banned_tokens", sampling.banned_tokens)):
+            if ids and max(ids) >= size:
+                raise InputError(
+                    f"{name}: token {max(ids)} is not in the vocabulary, expected 0..{size - 1}"
+                )
+        banned = {token for token, value in sampling.logit_bias if value == -math.inf}
+        banned.update(sampling.banned_tokens)
+        if sampling.min_new_tokens and not self.ignore_eos:
+            banned.update(config.eos_token_ids)
+        if len(banned) == size:
+            raise InputError(
+                f"all {size} tokens are banned by logit_bias, banned_tokens or min_new_tokens: leave "
+                "at least one"
+            )
+        if self.logprobs is not None and self.logprobs > size:
+            raise InputError(
+                f"logprobs must be at most the vocabulary's {size}, got {self.logprobs}"
+            )

@@ -13,6 +13,21 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probabilities where one new token stands, of the model itself, before any warper.
+
+    Attributes:
+        token_id, logprob: the token, and the natural logarithm of its probability.
+        top: (token id, its log-probability) of the most probable tokens, largest first, the lowest id
+            first among equal ones; none whose probability is zero.
+    """
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
 class Difference:
     """Where two texts part.
 
@@ -40,12 +55,15 @@ class Result:
         choice: why (W, N, G) are what they are: "given", or what was expected of them on this machine.
         adaptive: whether rows were left out, step by step, that did not seem worth their time.
         rows_per_step: rows that were run for this request, the current token's included.
+        seed, sample: what the draws depend on beside the prompt: see `SamplingConfig`; and which of the
+            answers to the prompt it is.
         exact: whether the ids are promised to be those of autoregressive decoding to the bit.
         inexact_reason: why not; None where they are.
         row_block: each matrix product has the bits of calls of a block of rows that depends on its
             shape, this is the smallest; None where they have no such block.
         autoregressive, identical, difference: with a comparison, the other mode's result, whether the
             ids are the same, and where they part if they are not.
+        logprobs: of each new token, if they were asked for.
     """
 
     prompt: str
@@ -69,16 +87,21 @@ class Result:
     adaptive: bool
     rows_per_step: float
     seed: int
+    sample: int
     exact: bool
     inexact_reason: str | None
     row_block: int | None
+    logprobs: list[TokenLogprob] | None = None
     autoregressive: "Result | None" = None
     identical: bool | None = None
     difference: Difference | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the comparison's keys only where there was one."""
+        """Plain values for JSON; log-probabilities and the comparison's keys only where they were asked
+        for."""
         values = asdict(self)
+        if self.logprobs is None:
+            del values["logprobs"]
         if self.autoregressive is None:
             del values["autoregressive"], values["identical"], values["difference"]
         else:

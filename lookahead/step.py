@@ -21,6 +21,7 @@ from lookahead.layout import LookaheadLayout
 from lookahead.layout_tensors import LayoutTensors
 from lookahead.models.llama import Llama
 from lookahead.row_budget import RowBudget, StepShape, fixed_shapes
+from lookahead.sampling import Sampler
 from lookahead.verify import Verdict
 
 # What a step does beside the forward pass, by the model's implementation; imported when needed.
@@ -97,6 +98,7 @@ class Step:
         fixed_shape: whether every step has rows for G candidates, so that its sequence of operations
             depends on no data and the host need not look at any. Otherwise, where the host can look at
             no cost, rows that hold no candidate are left out.
+        sampler: how tokens are chosen; greedily until it is told otherwise.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Step:
         self.pool = NgramPool(
             batch_size, model.config.vocab_size, config.guesses, config.ngram, device
         )
+        self.sampler = Sampler(batch_size, model.config.vocab_size, device, model.implementation)
         self._bookkeeping = import_module(BOOKKEEPING[model.implementation])
         self._no_window = Window(batch_size, 0, config.ngram, device)
         self._numbers = cache(lambda shape: LayoutTensors(self._layout(shape), device))
@@ -183,14 +186,20 @@ class Step:
         live_rows = layout.num_window_rows + live * layout.levels
         live_rows = live_rows.masked_fill(state.finished, 0)
         used = self._rows_to_choose_at(numbers, live_rows)
-        logits, *chosen_and_finite = self.model.choose(
+        logits, largest, finite_ones = self.model.choose(
             tokens, positions, layout, kv_cache, state.lengths, live_rows, used.rows
         )
-        chosen, finite = (
+        drawn = largest
+        if self.sampler.is_needed:
+            drawn, possible = self.sampler.choose(
+                logits, used.rows, largest, tokens, numbers, state
+            )
+            finite_ones = finite_ones & possible
+        harvested, chosen, finite = (
             each.view(len(live), -1) if used.places is None else each[used.places]
-            for each in chosen_and_finite
+            for each in (largest, drawn, finite_ones)
         )
-        next_tokens = chosen.index_select(1, numbers.last_level_places)
+        next_tokens = harvested.index_select(1, numbers.last_level_places)
         judgement = self._bookkeeping.judge(state, numbers, tokens, chosen, finite, live)
         verdict, counts = judgement.verdict, judgement.counts
         kept_logits = None

@@ -43,7 +43,7 @@ def test_weights_and_cache_are_counted(checkpoint: Path) -> None:
 
 
 def fresh_pages(size: int) -> mmap.mmap:
-    """Memory of its own, each page in use: what was allocated may be pages that were resident before."""
+    """Memory of its own, all in use: what is allocated may be pages that were resident before."""
     pages = mmap.mmap(-1, size)
     for first in range(0, size, mmap.PAGESIZE):
         pages[first] = 1

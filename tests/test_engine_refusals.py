@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_checkpoint import edit_json, write_tiny_checkpoint
 
-from lookahead import Engine, InputError, SamplingConfig
+from lookahead import Engine, InputError
 
 PROMPT = "abc abd abc"
 EMPTY = "the prompt is empty: after tokenising it has no tokens, expected at least 1"
@@ -146,11 +146,6 @@ def test_requests_that_are_refused(engine, options, said):
 )
 def test_arguments_of_another_kind(engine, options, said):
     assert refusal(engine.generate, PROMPT, **options) == said
-
-
-def test_a_temperature_that_is_no_number():
-    said = "temperature must be a number of at least 0, got '0'; 0 is greedy decoding"
-    assert refusal(SamplingConfig, temperature="0") == said
 
 
 def test_devices_and_names_of_torch(checkpoint):

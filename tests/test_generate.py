@@ -19,7 +19,7 @@ NUM_TOKENS = 30
 KEYS = """
     prompt text token_ids prompt_tokens new_tokens steps tokens_per_step prefill_seconds
     decode_seconds tokens_per_second finish_reason mode device dtype window ngram guesses choice
-    adaptive rows_per_step seed exact inexact_reason row_block
+    adaptive rows_per_step seed sample exact inexact_reason row_block
 """.split()
 SUMMARY = re.compile(
     r"(lookahead \(\d+, \d+, \d+\)|autoregressive): (\d+) tokens, (\d+) steps, "

@@ -118,7 +118,6 @@ def test_checkpoints_that_lack_something(refused, tmp_path):
     )
 
 
-SAMPLING = "asks for sampling, which does not exist yet; leave it out for greedy decoding"
 NOT_A_NUMBER = "invalid int value: 'x'; see --help"
 
 
@@ -152,14 +151,24 @@ NOT_A_NUMBER = "invalid int value: 'x'; see --help"
         ),
         ("--system x", "--system is part of a chat: add --chat"),
         ("--stop=", "--stop is empty: give the text to end before, or leave it out"),
-        ("--top-k 5", f"top_k 5 {SAMPLING}"),
-        ("--top-p 0.5", f"top_p 0.5 {SAMPLING}"),
-        ("--min-p 0.1", f"min_p 0.1 {SAMPLING}"),
-        ("--repetition-penalty 1.1", f"repetition_penalty 1.1 {SAMPLING}"),
-        ("--temperature 0.7", f"temperature 0.7 {SAMPLING}"),
+        ("--top-k -1", "top_k must be a whole number of at least 0, got -1"),
+        ("--top-p 0", "top_p must be a finite number above 0 and at most 1, got 0.0"),
+        ("--top-p 1.5", "top_p must be a finite number above 0 and at most 1, got 1.5"),
+        ("--min-p 2", "min_p must be a finite number from 0 to 1, got 2.0"),
+        ("--repetition-penalty 0", "repetition_penalty must be a finite number above 0, got 0.0"),
+        ("--temperature -1", "temperature must be a finite number of at least 0, got -1.0"),
+        ("--temperature nan", "temperature must be a finite number of at least 0, got nan"),
+        ("--logit-bias 5", "--logit-bias must be a token id, = and a number, got '5'"),
+        ("--logit-bias x=1", "--logit-bias must be a token id, = and a number, got 'x=1'"),
+        ("--logit-bias 999=1", "logit_bias: token 999 is not in the vocabulary, expected 0..256"),
+        ("--ban-token 257", "banned_tokens: token 257 is not in the vocabulary, expected 0..256"),
+        ("--num-samples 0", "--num-samples must be a whole number of at least 1, got 0"),
+        ("--logprobs 2", "--logprobs are part of the JSON: add --json"),
+        ("--json --logprobs -1", "logprobs must be a whole number of at least 0, got -1"),
+        ("--json --logprobs 258", "logprobs must be at most the vocabulary's 257, got 258"),
         (
-            "--temperature nan",
-            "temperature must be a number of at least 0, got nan; 0 is greedy decoding",
+            "--compare --num-samples 2",
+            "--compare takes one answer to each prompt: leave out --num-samples",
         ),
         (
             "--compare --mode autoregressive",
@@ -334,3 +343,10 @@ def test_a_configuration_of_wild_sizes(refused, tmp_path, field, size, said):
     ckpt = write_tiny_checkpoint(tmp_path)
     edit_json(ckpt / "config.json", **{field: size})
     assert said in refused(ckpt=ckpt)
+
+
+def test_a_ban_on_everything(refused):
+    bans = [option for token in range(257) for option in ("--ban-token", str(token))]
+    assert refused(*bans) == (
+        "all 257 tokens are banned by logit_bias, banned_tokens or min_new_tokens: leave at least one"
+    )

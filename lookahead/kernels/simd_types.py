@@ -49,7 +49,7 @@ def _digest_of_sources() -> str:
     """Of all that is compiled: Numba's cache of compiled functions sees a change only in the file of
     the function itself, not in those that it calls."""
     package = Path(__file__).parent.parent
-    names = ("simd_types", "simd", "team", "tile")
+    names = ("simd_types", "simd", "simd_exp", "team", "tile", "philox", "warpers")
     paths = [package / "kernels" / f"{name}.py" for name in names]
     paths += sorted(package.glob("kernels/*_numba.py")) + sorted(package.glob("models/*_numba.py"))
     digest = hashlib.sha256()
