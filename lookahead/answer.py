@@ -28,10 +28,10 @@ class Answer:
     Attributes:
         request: what was asked.
         limit: length of the whole text, prompt included, at which it ends.
-        logprobs: of all tokens taken so far, if they were asked for.
         kept: what its sequence has of it before it begins; nothing, unless set until then.
         is_prefilled, prefilled_tokens: whether the prompt is in the cache, and how many of its tokens
             had to go through the model for that.
+        logprobs: of all tokens taken so far, if they were asked for.
         steps, rows, prefill_seconds, decode_seconds: what it took; steps and their seconds are shared
             with the other requests of a batch.
     """
@@ -41,10 +41,10 @@ class Answer:
     ) -> None:
         self.request = request
         self.limit = min(len(request.token_ids) + request.max_new_tokens, max_length)
-        self.logprobs: list[TokenLogprob] = []
         self.kept = Kept()
         self.is_prefilled = False
         self.prefilled_tokens = 0
+        self.logprobs: list[TokenLogprob] = []
         self.steps = 0
         self.rows = 0
         self.prefill_seconds = 0.0

@@ -145,8 +145,9 @@ def check_not_finite(implementation):
     assert found == [[False, True]] * 2
 
 
-def check_prompt_in_parts(bookkeeping):
-    """A prompt's n-grams inserted at once are those of its beginning and then of what came to it."""
+def check_prompt_in_parts(insert_prompt):
+    """A prompt's n-grams inserted at once are those of its beginning and then of what came to it;
+    `insert_prompt` takes state, pool, sequence, tokens, and how many of these are in the pool."""
     state = DecodeState(2, 100, 8, 1, torch.device("cpu"))
     draw = torch.Generator().manual_seed(1)
     state.tokens.copy_(torch.randint(3, state.tokens.shape, generator=draw))
@@ -156,12 +157,12 @@ def check_prompt_in_parts(bookkeeping):
             pools.append(NgramPool(2, 3, 5, 4, torch.device("cpu")))
             for num_tokens, in_pool in ends:
                 state.lengths[1] = num_tokens - 1
-                bookkeeping.insert_prompt(state, pools[-1], 1, num_tokens, in_pool)
+                insert_prompt(state, pools[-1], 1, num_tokens, in_pool)
         at_once, in_parts = pools
         assert torch.equal(at_once.counts, in_parts.counts)
         assert torch.equal(at_once.entries, in_parts.entries)
         assert bool(at_once.counts.any()) == (whole > 3)
     # What is known is not inserted again.
     pool = NgramPool(2, 3, 5, 4, torch.device("cpu"))
-    bookkeeping.insert_prompt(state, pool, 1, 40, 39)
+    insert_prompt(state, pool, 1, 40, 39)
     assert pool.counts.sum() == 1

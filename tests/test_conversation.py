@@ -11,7 +11,7 @@ from eager_recorder import EagerRecorder
 from tiny_checkpoint import CHAT_TEMPLATE, END, byte_tokenizer, tiny_model, write_tiny_checkpoint
 from tiny_models import build_llama, engine_cache, one_thread, pool_of
 
-from lookahead import Engine, LookaheadConfig, step_graph
+from lookahead import Engine, LookaheadConfig, SamplingConfig, step_graph
 from lookahead.detokenizer import IncrementalDetokenizer
 from lookahead.errors import InputError
 from lookahead.step_graph import PipelinedStep
@@ -130,6 +130,13 @@ def check_bits(engine, messages, **options):
 def test_the_bits_of_every_logit(tmp_path, dtype, mode, shape):
     engine = make_engine(tmp_path, dtype=dtype)
     check_bits(engine, MESSAGES, mode=mode, lookahead=shape, max_new_tokens=NUM_TOKENS)
+
+
+def test_the_bits_of_a_sampled_answer(tmp_path):
+    """What penalties count, and the random number of a position, know nothing of turns."""
+    engine = make_engine(tmp_path)
+    sampling = SamplingConfig(temperature=1.5, repetition_penalty=1.3, presence_penalty=0.5, seed=3)
+    check_bits(engine, MESSAGES, lookahead=SHAPE, sampling=sampling, max_new_tokens=NUM_TOKENS)
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_a_prompts_ngrams(guesses, ngram, num_tokens):
 
 
 def test_a_prompt_of_which_a_part_is_in_the_pool():
-    check_prompt_in_parts(step_triton)
+    check_prompt_in_parts(step_triton.insert_prompt)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
