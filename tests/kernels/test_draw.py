@@ -14,7 +14,7 @@ from lookahead.kernels.draw import draw
 from lookahead.kernels.draw_ref import kept_weights, warped_scores
 from lookahead.kernels.philox import philox, uniform
 
-IMPLEMENTATIONS = ["torch", "numba"]
+IMPLEMENTATIONS = ["torch", "numba", "triton"]
 each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 VOCAB_SIZE = 1000
 ROW_0 = torch.zeros(1, dtype=torch.int64)
@@ -101,6 +101,8 @@ WARPER_SETS = [
 @pytest.mark.parametrize("values", WARPER_SETS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_draw_is_where_its_number_stands_in_the_cumulative_sum(implementation, values, dtype):
+    if implementation == "triton" and dtype in (torch.bfloat16, torch.float64):
+        pytest.skip("refused: one by the interpreter, one by the kernels")
     draws = random.Random(5)
     for seed in range(6):
         text = [draws.randrange(VOCAB_SIZE // 4) for _ in range(draws.randint(2, 60))]
