@@ -120,7 +120,9 @@ def warp_scores(
             above_index -= 1
         penalty = tl.load(values_ptr + _REPETITION)
         # Divided as the specification divides, to the nearest number.
-        penalised = tl.where(score > 0, tl.div_rn(score, penalty + tl.zeros_like(score)), score * penalty)
+        penalised = tl.where(
+            score > 0, tl.div_rn(score, penalty + tl.zeros_like(score)), score * penalty
+        )
         score = tl.where(count > 0, penalised, score)
         num_new = count >> 1
         score -= tl.where(num_new > 0, tl.load(values_ptr + _PRESENCE), 0.0)

@@ -101,7 +101,9 @@ def pick_tokens(
         is_possible = tl.abs(top) < float("inf")
         if is_possible:
             if tl.load(values_ptr + _TEMPERATURE) == 0:
-                token = _first_of_largest(list_ptr, tops_ptr, num_blocks, top, BLOCK, CHUNK).to(tl.int64)
+                token = _first_of_largest(list_ptr, tops_ptr, num_blocks, top, BLOCK, CHUNK).to(
+                    tl.int64
+                )
             else:
                 length = tl.load(lengths_ptr + sequence).to(tl.int32)
                 position = length + 1 + depth_of(row, parents_ptr)

@@ -3,6 +3,7 @@
 import math
 import random
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from lookahead.kernels.draw import draw
 from lookahead.kernels.draw_ref import kept_weights, warped_scores
 from lookahead.kernels.philox import philox, uniform
 
-IMPLEMENTATIONS = ["torch", "numba", "triton"]
+NEEDS_TRITON = pytest.mark.skipif(not find_spec("triton"), reason="Triton is not available")
+IMPLEMENTATIONS = ["torch", "numba", pytest.param("triton", marks=NEEDS_TRITON)]
 each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 VOCAB_SIZE = 1000
 ROW_0 = torch.zeros(1, dtype=torch.int64)
@@ -26,6 +28,11 @@ def draw_one(logits, histories, warpers, implementation):
         logits.unsqueeze(0), ROW_0, ROW_0 - 1, histories, warpers, implementation
     )
     return int(tokens), bool(possible)
+
+
+def seeds(implementation, number):
+    """Fewer where an interpreter runs."""
+    return range(max(2, number // 5) if implementation == "triton" else number)
 
 
 def random_logits(seed, *shape, scale=3.0):
@@ -104,7 +111,7 @@ def test_a_draw_is_where_its_number_stands_in_the_cumulative_sum(implementation,
     if implementation == "triton" and dtype in (torch.bfloat16, torch.float64):
         pytest.skip("refused: one by the interpreter, one by the kernels")
     draws = random.Random(5)
-    for seed in range(6):
+    for seed in seeds(implementation, 6):
         text = [draws.randrange(VOCAB_SIZE // 4) for _ in range(draws.randint(2, 60))]
         prompt_length = draws.randint(1, len(text))
         logits = random_logits(seed, VOCAB_SIZE, scale=draws.choice([1.0, 4.0])).to(dtype)
@@ -192,7 +199,7 @@ def test_presence_and_frequency_count_new_tokens():
 def test_among_equal_ones_the_lowest_ids_stay(implementation, values, kept):
     logits = torch.tensor([0.0, 2.0, -math.inf, 2.0, 2.0, -9.0, 2.0, 1.0])
     logits[[0, 5, 7]] = -60.0  # hardly any weight
-    warpers = [make_warpers(8, seed=seed, **values) for seed in range(60)]
+    warpers = [make_warpers(8, seed=seed, **values) for seed in seeds(implementation, 60)]
     drawn = {draw_one(logits, one_row([1]), each, implementation)[0] for each in warpers}
     assert drawn == kept
 
@@ -201,8 +208,7 @@ def test_among_equal_ones_the_lowest_ids_stay(implementation, values, kept):
 def test_a_candidates_row_draws_what_its_text_alone_draws(implementation):
     """The same logits behind the same text: bit by bit the same, whatever is beside the row, in
     whichever place of the batch, with penalties over the row's own path."""
-    num_reached = 0
-    for seed in range(12):
+    for seed in seeds(implementation, 12):
         warpers = make_warpers(
             VOCAB_SIZE, seed=seed, temperature=1.2, top_p=0.95, repetition=1.5, presence=0.5,
             frequency=0.7, min_new=3,
@@ -228,8 +234,6 @@ def test_a_candidates_row_draws_what_its_text_alone_draws(implementation):
         assert [int(drawn[place]) for place in (0, 3, 4)] == alone
         assert int(drawn[1]) == 101, "the window's row is not drawn"
         assert possible[[0, 1, 3, 4]].all()
-        num_reached += 1
-    assert num_reached == 12
 
 
 def test_rows_that_are_not_reached_are_not_drawn_on_a_cpu():
@@ -278,7 +282,7 @@ def test_everything_banned_is_told(implementation):
 def test_vocabularies_of_any_size(implementation, sizes):
     for size in sizes:
         drawn = set()
-        for seed in range(80):
+        for seed in seeds(implementation, 80):
             logits, warpers = random_logits(1, size, scale=0.3), make_warpers(size, seed=seed)
             token = draw_one(logits, one_row([0]), warpers, implementation)[0]
             check_drawn(token, logits, [0], warpers)
@@ -294,6 +298,11 @@ def test_vocabularies_of_any_size(implementation, sizes):
         ({"logits": torch.zeros(1, 8, dtype=torch.int64)}, "logits: expected a floating-point"),
         ({"logits": torch.zeros(1, 9)}, r"bias: expected shape \[9\], got \[8\]"),
         ({"implementation": "cuda"}, "implementation: expected one of"),
+        pytest.param(
+            {"implementation": "triton", "logits": torch.zeros(1, 8, dtype=torch.float64)},
+            "logits: expected float16, bfloat16 or float32, got torch.float64",
+            marks=NEEDS_TRITON,
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(change, expected):
