@@ -93,7 +93,7 @@ def _weigh(
 
 @triton.jit
 def _measure(list_ptr, count, at_least, least, last, by_sum, BLOCK: tl.constexpr):
-    """How many of the kept weights of a list have bits of `at_least` or more, or what they sum up to."""
+    """How many of the kept weights of a list have bits of `at_least` or more, or their sum."""
     found = tl.zeros([BLOCK], tl.int64)
     for first in tl.range(0, count, BLOCK):
         place = first + tl.arange(0, BLOCK)  # [BLOCK]
@@ -149,7 +149,7 @@ def _cut(list_ptr, count, least, last, goal, by_sum, BLOCK: tl.constexpr):
 
 @triton.jit
 def _leave(list_ptr, sums_ptr, count, least, last, BLOCK: tl.constexpr, SPAN: tl.constexpr):
-    """Nothing but the kept weights in a list, and the sum of each span up to the end of its last block."""
+    """Leave the kept weights in a list, 0 for the others, and the sum of each span of its blocks."""
     SPANS: tl.constexpr = BLOCK // SPAN
     span = tl.arange(0, SPANS)
     for first in tl.range(0, count, BLOCK):

@@ -1,9 +1,9 @@
 """`draw` in Triton: four launches of fixed shapes, whatever is drawn and by which warpers.
 
-Tokens of the texts are counted and logits become scores (`draw_scores_triton.py`), scores become weights
-of which some are kept (`draw_kept_triton.py`), and a token is picked. What the warpers are is read on the
-device, so one recorded graph serves all of them. Whatever is summed is summed as whole numbers: what a
-row draws cannot depend on an order.
+Tokens of the texts are counted and logits become scores (`draw_scores_triton.py`), scores become
+weights of which some are kept (`draw_kept_triton.py`), and a token is picked. What the warpers are is
+read on the device, so one recorded graph serves all of them. Whatever is summed is summed as whole
+numbers: what a row draws cannot depend on an order.
 """
 
 import torch
@@ -93,7 +93,7 @@ def pick_tokens(
     number = tl.load(rows_ptr + place)
     sequence, row = number // step_rows, number % step_rows
     token = tl.load(chosen_ptr + place)
-    is_possible = True
+    is_possible = tl.full([], 1, tl.int1)
     if is_drawn(row, first_candidate):
         tops_ptr += place * num_blocks
         list_ptr += place * num_blocks * BLOCK

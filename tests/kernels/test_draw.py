@@ -290,6 +290,45 @@ def test_vocabularies_of_any_size(implementation, sizes):
         assert len(drawn) >= min(size, 5)
 
 
+@each_implementation
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"temperature": 3.0, "top_p": 0.999},
+        {"temperature": 2.0, "top_k": 6000, "min_p": 1e-3},
+        {"temperature": 0.0, "repetition": 1.5, "frequency": 0.2},
+        {"presence": 1.0, "frequency": 0.5, "top_k": 70, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_large_vocabularies_and_long_texts(implementation, values):
+    """More than is handled at once, of all that there is; many logits are equal."""
+    size, length = 9001, 2500
+    for seed in range(2):
+        logits = (4 * random_logits(seed, size, scale=1.0)).round() / 4
+        logits[-1] = 0.3 + logits.max() if seed else logits.max()
+        text = [(seed + 7 * i * i) % size for i in range(length)]
+        warpers = make_warpers(size, seed=seed, **values)
+        histories = one_row(text, prompt_lengths=[1100])
+        token, possible = draw_one(logits, histories, warpers, implementation)
+        assert possible
+        check_drawn(token, logits, text, warpers, prompt_length=1100)
+
+
+@each_implementation
+def test_the_end_of_a_very_large_vocabulary(implementation):
+    """Of equal weights one of the last, behind sums of all the others."""
+    size = 140_000
+    numbers = [uniform(seed, 0, 1) for seed in range(60)]
+    seed = max(range(60), key=lambda each: numbers[each])
+    assert numbers[seed] > 0.95
+    token, _ = draw_one(
+        torch.zeros(size), one_row([0]), make_warpers(size, seed=seed), implementation
+    )
+    assert abs(token - numbers[seed] * size) <= 1
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
