@@ -236,6 +236,28 @@ def test_a_candidates_row_draws_what_its_text_alone_draws(implementation):
         assert possible[[0, 1, 3, 4]].all()
 
 
+@NEEDS_TRITON
+def test_penalties_of_a_path_are_the_specifications():
+    """All rows of two sequences, of which one's first candidates are still its prompt; numbers without
+    rounding, of few tokens, so that every count decides."""
+    draws, parents = random.Random(3), [-1, 0, 1, 2, 3, 0, 5, 6]
+    drawn = []
+    for seed in range(5):
+        texts = [[draws.randrange(6) for _ in range(size)] for size in (4, 9)]
+        tokens = [[draws.randrange(6) for _ in parents] for _ in texts]
+        histories = make_histories(texts, tokens, parents, prompt_lengths=[6, 3])
+        logits = (8 * random_logits(seed, 16, 6, scale=1.0)).round() / 8
+        warpers = make_warpers(
+            6, temperature=0.0, repetition=1.0 + seed % 2, presence=0.125, frequency=0.5
+        )
+        rows = torch.arange(16)
+        arguments = (logits, rows, rows, histories, warpers)
+        expected, found = (draw(*arguments, name)[0] for name in ("torch", "triton"))
+        assert torch.equal(found, expected)
+        drawn += expected.tolist()
+    assert set(drawn) == set(range(6))
+
+
 def test_rows_that_are_not_reached_are_not_drawn_on_a_cpu():
     logits = random_logits(0, 4, VOCAB_SIZE)
     first = draw_one(logits[0], one_row([3]), make_warpers(VOCAB_SIZE), "numba")[0]
