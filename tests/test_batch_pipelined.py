@@ -113,8 +113,8 @@ def test_a_step_past_a_stop_is_neither_shown_nor_counted():
     result = engine.generate([3], max_new_tokens=9, stop=["g"], mode="autoregressive")
     assert (result.text, result.token_ids, result.steps) == ("ef", [4, 5], 3)
     assert sum(entry.startswith("start") for entry in recorder.log) == 4
-    assert engine._state.tokens[0, :5].tolist() == [3, 4, 5, 6, 7], "it ran"
-    assert engine._state.finished.tolist() == [True], "and no other does"
+    assert engine._steps.state.tokens[0, :5].tolist() == [3, 4, 5, 6, 7], "it ran"
+    assert engine._steps.state.finished.tolist() == [True], "and no other does"
     assert engine.generate([8], max_new_tokens=2).token_ids == [9, 10]
 
 
@@ -160,7 +160,7 @@ def test_a_batch_that_ends_early_leaves_nothing_behind(llama, how, num_chunks):
     if how == "closed":
         batch.close()
         assert list(batch) == []
-        assert late._state.finished.all()
+        assert late._steps.state.finished.all()
         for number, (result, whole) in enumerate(zip(batch.results, expected, strict=True)):
             ids = seen.get(number, [])
             assert ids == result.token_ids[: len(ids)]
@@ -170,7 +170,7 @@ def test_a_batch_that_ends_early_leaves_nothing_behind(llama, how, num_chunks):
     gc.collect()
     for prompts in (PROMPTS[3:4], PROMPTS):
         again = late.batch(prompts, **options)
-        assert late._state.finished.all()
+        assert late._steps.state.finished.all()
         assert untimed(again.run_to_end()) == [
             each for each in expected if each.prompt in {late.tokenizer.decode(p) for p in prompts}
         ]
@@ -216,7 +216,7 @@ def test_an_exception_leaves_the_engine_ready(llama, monkeypatch, where, calls):
     next(batch)
     left = calls
     # A step works on what `up_to` gives.
-    owner = llama if where == "choose" else type(late._cache)
+    owner = llama if where == "choose" else type(late._steps.kv_cache)
     original = getattr(owner, where)
 
     def fail_in_the_end(*arguments):
@@ -325,16 +325,16 @@ def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
     batch.budget.has_window = False
     for _ in range(5):
         next(batch)
-    steps = late._step.window.steps.tolist()
+    steps = late._steps.step.window.steps.tolist()
     next(batch)
     next(batch)
-    assert late._step.window.steps.tolist() == steps, "the window stood still"
+    assert late._steps.step.window.steps.tolist() == steps, "the window stood still"
     del batch
     gc.collect()
     batch = late.batch(PROMPTS[:1], **options)
     next(batch)
-    assert late._step.window.steps.tolist()[0] == 2, "two steps ran, one was read"
-    assert late._state.lengths.tolist()[1] == 0, "nothing runs in the other sequence"
+    assert late._steps.step.window.steps.tolist()[0] == 2, "two steps ran, one was read"
+    assert late._steps.state.lengths.tolist()[1] == 0, "nothing runs in the other sequence"
     assert untimed(batch.run_to_end()) == expected
 
 

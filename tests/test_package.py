@@ -57,6 +57,7 @@ ROWS = [
     "step",
     "step_costs",
     "step_graph step_runner",
+    "step_source",
     "tune",
     "results stops request",
     "answer logprobs",
