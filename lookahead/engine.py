@@ -29,6 +29,7 @@ from lookahead.request import Wishes
 from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.sampling import LogitsProcessor
+from lookahead.session import Session
 from lookahead.step_costs import StepCosts, step_costs
 from lookahead.step_graph import Recorder
 from lookahead.step_source import StepSource, spare_rows
@@ -310,6 +311,42 @@ class Engine:
         )
         self._running = weakref.ref(batch)
         return batch
+
+    def session(
+        self,
+        prompt: Prompt,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        max_new_tokens: int = 256,
+        mode: str = "lookahead",
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Session:
+        """Decode one prompt for sampling code of your own. Arguments as for `batch`.
+
+        Returns:
+            An iterator of steps, each with its logits; the next one runs when it is asked for.
+        """
+
+        def start(trace: Trace, on_logits: StreamLogits) -> Stream:
+            return Stream(
+                self.batch(
+                    [prompt],
+                    max_new_tokens=max_new_tokens,
+                    mode=mode,
+                    lookahead=lookahead,
+                    sampling=sampling,
+                    stop=stop,
+                    ignore_eos=ignore_eos,
+                    trace=trace,
+                    on_logits=numbered(on_logits),
+                    logits_processor=logits_processor,
+                )
+            )
+
+        return Session(start)
 
     def compare(
         self,

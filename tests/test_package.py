@@ -63,7 +63,7 @@ ROWS = [
     "answer logprobs",
     "batch",
     "stream",
-    "compare conversation display stats",
+    "compare conversation display session stats",
     "engine",
     "gguf_file",
     "gguf_config gguf_tokenizer gguf_weights",
