@@ -56,6 +56,7 @@ class Sampler:
         self.prompt_lengths = torch.zeros(batch_size, dtype=torch.int32, device=device)
         self.samples = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._processor: LogitsProcessor | None = None
+        self._kept: dict = {}
         self.config = SamplingConfig()
 
     def use(self, config: SamplingConfig, processor: LogitsProcessor | None = None) -> None:
@@ -132,7 +133,9 @@ class Sampler:
         )
         if self._processor is not None:
             logits = _processed(self._processor, logits, rows, histories)
-        return draw(logits, rows, chosen, histories, self._warpers, self._implementation)
+        return draw(
+            logits, rows, chosen, histories, self._warpers, self._implementation, self._kept
+        )
 
 
 def _processed(

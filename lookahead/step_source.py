@@ -54,14 +54,16 @@ class StepSource:
         self.pipeline: PipelinedStep | None = None
 
     def warm_up(self) -> None:
-        """Run a step, so that what is compiled on a CPU is so before the first request is timed."""
+        """Run steps, so that what is compiled on a CPU is so before the first request is timed."""
         if self._model.implementation != "numba":
             return
         config = LookaheadConfig(0, 2, 1, adaptive=True)
         step, prompt = self._new_step(config), [0]
-        step.start(0, prompt * 2, limit=3, eos_ids=())
         prefill(self._model, self.kv_cache.sequence(0), torch.tensor(prompt))
-        step.run(budget=RowBudget(config, [1.0] * 3))
+        for sampling in (SamplingConfig(), SamplingConfig(temperature=1.0)):
+            step.sampler.use(sampling)
+            step.start(0, prompt * 2, limit=3, eos_ids=())
+            step.run(budget=RowBudget(config, [1.0] * 3))
         self.state.end()
 
     def runner(

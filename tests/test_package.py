@@ -29,7 +29,7 @@ ROWS = [
     "kernels.simd_exp kernels.team kernels.tile",
     "kernels.product_numba kernels.largest_logit_numba",
     "kernels.draw_scores_triton",
-    "kernels.draw_kept_triton",
+    "kernels.draw_kept_triton kernels.draw_kept_numba",
     "kernels.tuning kernels.*_ref kernels.*_triton kernels.*_numba",
     "kernels.*_launch",
     "kernels.attn_mask kernels.commit_rows kernels.draw kernels.largest_logit kernels.rms_norm "
