@@ -16,7 +16,7 @@ from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 
 from lookahead import engine as engine_module
 from lookahead import step_graph
-from lookahead.config import LookaheadConfig
+from lookahead.config import LookaheadConfig, SamplingConfig
 from lookahead.errors import InputError
 from lookahead.row_budget import RowBudget, StepShape
 from lookahead.stats import stats
@@ -76,6 +76,31 @@ def test_answers_are_those_that_are_read_at_once(llama, shape, batch_size):
     assert {result.new_tokens for result in results} == {25}
     if shape[2]:
         assert min(result.steps for result in results) < 25
+
+
+SAMPLED = SamplingConfig(temperature=4.0, top_p=0.9, repetition_penalty=1.2, seed=4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_samples_are_those_that_are_read_at_once(llama, batch_size):
+    given = {"max_new_tokens": 20, "lookahead": LookaheadConfig(2, 3, 2), "num_samples": 2}
+    results = compare(llama, PROMPTS[:2], batch_size, sampling=SAMPLED, **given)
+    assert len({tuple(result.token_ids) for result in results}) == 4
+
+
+def test_steps_that_draw_are_recorded_beside_those_that_do_not(llama):
+    """Another way to draw is the same recording; drawing or not is another one."""
+    eager, late = engines(llama, 1)
+    pipelines = []
+    for sampling in (None, SAMPLED, replace(SAMPLED, seed=5, top_k=3), SamplingConfig(top_k=2)):
+        given = {"max_new_tokens": 9, "lookahead": LookaheadConfig(2, 3, 2), "sampling": sampling}
+        assert late.generate([1, 2, 3], **given).token_ids == (
+            eager.generate([1, 2, 3], **given).token_ids
+        )
+        pipelines.append(late._steps.pipeline)
+    first, drawing, still_drawing, last = pipelines
+    assert drawing is still_drawing
+    assert len({id(each) for each in (first, drawing, last)}) == 3
 
 
 def alphabet(path):
