@@ -204,10 +204,15 @@ class Batch:
 
     def _not_finite(self, number: int) -> InputError:
         prompt = f" of prompt {number + 1}" if len(self.answers) > 1 else ""
-        dtype, sampler = dtype_name(self._steps.step.model.dtype), self._steps.step.sampler
-        or_banned = ", or every token that is left is banned" if sampler.is_needed else ""
+        after = f"after {self.answers[number].num_tokens} new tokens{prompt}"
+        step = self._steps.step
+        if step.sampler.is_needed:
+            return InputError(
+                f"no token can be drawn {after}: the largest logit is not a finite number behind "
+                "logits_processor, penalties, logit_bias and banned_tokens; leave a token that may be "
+                "chosen, and check that all are numbers"
+            )
         return InputError(
-            f"the model's logits are not finite after {self.answers[number].num_tokens} new tokens"
-            f"{prompt}: its weights hold NaN or infinity, or overflow in {dtype}{or_banned}; check the "
-            "checkpoint or take another dtype"
+            f"the model's logits are not finite {after}: its weights hold NaN or infinity, or overflow "
+            f"in {dtype_name(step.model.dtype)}; check the checkpoint or take another dtype"
         )

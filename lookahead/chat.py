@@ -26,6 +26,7 @@ from lookahead.display import show
 from lookahead.engine_options import (
     add_engine_options,
     add_lookahead_options,
+    check_before_loading,
     load_engine,
     lookahead_of,
 )
@@ -73,6 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError("standard input is closed: a chat reads its messages from there")
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # told with its line
+    check_before_loading(options, sampling, needs_chat=True)
     engine = load_engine(options)
     conversation = engine.conversation(options.system)
     lookahead = lookahead_of(options, engine)
@@ -163,6 +165,7 @@ class Chat:
     def _answer(self, text: str) -> None:
         """One turn, to its end or to Ctrl-C."""
         conversation = self._conversation
+        said_before = conversation.num_said
         try:
             stream = self._say(text)
             if conversation.is_rewritten:
@@ -171,15 +174,19 @@ class Chat:
                     "it is encoded anew"
                 )
             show(stream.batch, silent=False, with_summary=False)
+            result = stream.result
+            self._stats.add(result, conversation.prefilled_tokens, conversation.reused_tokens)
+            if result.finish_reason == "context":
+                self._note(
+                    "the context is full: /reset begins anew, --max-length may give more room"
+                )
+            if result.finish_reason == "length":
+                self._note(f"ended at {result.new_tokens} tokens, see --max-new-tokens")
         except KeyboardInterrupt:  # but not while it is shown
             conversation.close()
-            return
-        result = stream.result
-        self._stats.add(result, conversation.prefilled_tokens, conversation.reused_tokens)
-        if result.finish_reason == "context":
-            self._note("the context is full: /reset begins anew, --max-length may give more room")
-        if result.finish_reason == "length":
-            self._note(f"ended at {result.new_tokens} tokens, see --max-new-tokens")
+            print()
+            if conversation.num_said == said_before:
+                self._note("interrupted before the answer began: the message is left out")
 
     def _note(self, text: str) -> None:
         print(f"note: {text}", file=sys.stderr)

@@ -61,7 +61,7 @@ class SessionStats:
         lines = [
             f"(window, ngram, guesses): {shape}, {_reason(result)}",
             f"last answer: {figures}",
-            f"session: {self._answers} answers, {self._session}",
+            f"session of {self._answers}: {self._session}",
         ]
         return "\n".join(f"stats: {line}" for line in lines)
 

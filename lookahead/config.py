@@ -14,8 +14,10 @@ from lookahead.errors import InputError
 MODES = ("lookahead", "autoregressive")
 DTYPE_NAMES = ("bfloat16", "float16", "float32", "float64")
 MAX_SEED = 2**64 - 1
+DEFAULT_STEP_ROWS = 128
 MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 MAX_COUNT = 2**31 - 1  # what 32-bit buffers can count
+MAX_NUMBER = 1e30  # of a warper: what float32 holds a sum of, and its inverse
 
 
 def check_whole(name: str, value: int, least: int, most: int = MAX_COUNT) -> None:
@@ -131,7 +133,7 @@ class SamplingConfig:
         for name, expected, is_right in (
             ("top_p", "above 0 and at most 1", lambda value: 0 < value <= 1),
             ("min_p", "from 0 to 1", lambda value: 0 <= value <= 1),
-            ("repetition_penalty", "above 0", lambda value: value > 0),
+            ("repetition_penalty", "above 0", lambda value: value >= 1 / MAX_NUMBER),
             ("presence_penalty", "", lambda value: True),
             ("frequency_penalty", "", lambda value: True),
         ):
@@ -161,11 +163,14 @@ class SamplingConfig:
 def check_real(
     name: str, value: float, expected: str, is_right: Callable[[float], bool] = lambda _: True
 ) -> None:
-    """Raise InputError unless `value` is a finite number that `is_right`; `expected` names it."""
+    """Raise InputError unless `value` is a finite number, of a size that float32 computes with, that
+    `is_right`; `expected` names it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not is_right(value):
+    if not is_number or value != value or abs(value) == math.inf or not is_right(value):
         what = f"a finite number {expected}".rstrip()
         raise InputError(f"{name} must be {what}, got {value!r:.80}")
+    if abs(value) > MAX_NUMBER:
+        raise InputError(f"{name} must be at most {MAX_NUMBER:g} in size, got {value!r:.80}")
 
 
 def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
@@ -174,7 +179,7 @@ def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
     try:
         pairs = tuple(given.items() if isinstance(given, Mapping) else given)
         bias = {token: float(value) for token, value in pairs}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{expected}, got {given!r:.80}") from None
     _token_ids(tuple(bias), "logit_bias")
     if len(bias) != len(pairs):
@@ -182,6 +187,8 @@ def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
     for token, value in bias.items():
         if math.isnan(value) or value == math.inf:
             raise InputError(f"{expected}, got {value} for token {token}")
+        if value != -math.inf:
+            check_real(f"logit_bias of token {token}", value, "")
     return tuple(sorted(bias.items()))
 
 

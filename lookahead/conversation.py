@@ -35,6 +35,7 @@ class StartTurn(Protocol):
         ignore_eos: bool,
         trace: Trace | None,
         on_logits: OnLogits | None,
+        logprobs: int | None,
     ) -> Stream: ...
 
 
@@ -103,6 +104,11 @@ class Conversation:
         return self._under_system(self._history)
 
     @property
+    def num_said(self) -> int:
+        """Messages up to the last one that is being, or was, answered; the system message is none."""
+        return len(self._said)
+
+    @property
     def _history(self) -> list[Message]:
         """All but the system message."""
         if self._turn is None or not self._turn.stream.is_done:
@@ -146,6 +152,7 @@ class Conversation:
         ignore_eos: bool = False,
         trace: Trace | None = None,
         on_logits: OnLogits | None = None,
+        logprobs: int | None = None,
     ) -> Stream:
         """Add a message and start the answer. Arguments as for `Engine.stream`.
 
@@ -181,6 +188,7 @@ class Conversation:
             ignore_eos=ignore_eos,
             trace=trace,
             on_logits=on_logits,
+            logprobs=logprobs,
         )
         self._said = said
         self._turn = Turn(rendered, token_ids, is_rewritten, stream)

@@ -67,7 +67,8 @@ class Display:
                 break
             number, self._turn, self._shown = self._turn, self._turn + 1, 0
             self._print("\n", None)
-            where = numbered_line(number, len(answers))
+            num_samples = 1 + max(each.request.sample for each in answers)
+            where = numbered_line(number, len(answers), num_samples)
             result = self._batch.result(number)
             if self._with_summary:
                 print(f"{where}{summary(result)}", file=sys.stderr)
@@ -80,9 +81,14 @@ class Display:
             print(colored, end="", flush=True)
 
 
-def numbered_line(number: int, count: int) -> str:
-    """Which prompt a line is about, where there are several."""
-    return f"prompt {number + 1} of {count}: " if count > 1 else ""
+def numbered_line(number: int, count: int, num_samples: int = 1) -> str:
+    """Which prompt, and which of the answers to it, a line is about, where there are several."""
+    parts = []
+    if count > num_samples:
+        parts.append(f"prompt {number // num_samples + 1} of {count // num_samples}")
+    if num_samples > 1:
+        parts.append(f"sample {number % num_samples + 1} of {num_samples}")
+    return f"{', '.join(parts)}: " if parts else ""
 
 
 def summary(result: Result) -> str:

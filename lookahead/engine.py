@@ -13,6 +13,7 @@ from lookahead.batch import Batch, OnLogits, Trace
 from lookahead.compare import compared
 from lookahead.config import (
     AUTOREGRESSIVE,
+    DEFAULT_STEP_ROWS,
     MAX_STEP_ROWS,
     LookaheadConfig,
     SamplingConfig,
@@ -21,11 +22,10 @@ from lookahead.config import (
 from lookahead.conversation import Conversation
 from lookahead.devices import dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
-from lookahead.layout import LookaheadLayout
 from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
 from lookahead.prompt_ids import Prompt, as_prompts
-from lookahead.request import Wishes
+from lookahead.request import Wishes, check_rows, fitting_size
 from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.sampling import LogitsProcessor
@@ -49,7 +49,7 @@ class Engine:
         *,
         max_length: int,
         batch_size: int = 1,
-        max_step_rows: int = 128,
+        max_step_rows: int = DEFAULT_STEP_ROWS,
         costs: StepCosts | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class Engine:
         dtype: str = "auto",
         max_length: int | None = None,
         batch_size: int = 1,
-        max_step_rows: int = 128,
+        max_step_rows: int = DEFAULT_STEP_ROWS,
         implementation: str = "auto",
         exact: bool = True,
     ) -> "Engine":
@@ -151,7 +151,7 @@ class Engine:
             window, ngram, guesses = 4, 3, 2
         else:
             window, ngram, guesses = 15, 5, 15
-        most = self._fitting_size(ngram)
+        most = fitting_size(ngram, self.max_step_rows)
         return LookaheadConfig(min(window, most), ngram, min(guesses, most))
 
     def generate(
@@ -280,6 +280,11 @@ class Engine:
             num_samples=num_samples,
             logprobs=logprobs,
         )
+        if logits_processor is not None and not callable(logits_processor):
+            raise InputError(
+                "logits_processor must take logits and histories and return logits, got "
+                f"{logits_processor!r:.80}"
+            )
         if not isinstance(lookahead, LookaheadConfig | None):
             raise InputError(f"lookahead must be a LookaheadConfig, got {lookahead!r:.80}")
         if isinstance(prompts, str | bytes):
@@ -398,6 +403,7 @@ class Engine:
         ignore_eos: bool,
         trace: Trace | None,
         on_logits: StreamLogits | None,
+        logprobs: int | None,
     ) -> Stream:
         """See `conversation.StartTurn`."""
         ran_last = self._running()
@@ -411,6 +417,7 @@ class Engine:
             ignore_eos=ignore_eos,
             trace=trace,
             on_logits=on_logits,
+            logprobs=logprobs,
         )
         # Whatever ran in between has written over the cache.
         if before is not None and before.batch is ran_last:
@@ -427,19 +434,7 @@ class Engine:
 
     def check_rows(self, config: LookaheadConfig) -> None:
         """Raise InputError for a (W, N, G) that takes more rows than a step may have here."""
-        shape = _shape(config)
-        num_rows = LookaheadLayout.count_rows(*shape)
-        if num_rows > self.max_step_rows:
-            ngram = min(config.ngram, self.max_step_rows // 2 + 1)
-            size = self._fitting_size(ngram)
-            raise InputError(
-                f"(window, ngram, guesses) = {shape} takes {num_rows} rows a step, more than "
-                f"max_step_rows {self.max_step_rows}; {(size, ngram, size)} fits"
-            )
-
-    def _fitting_size(self, ngram: int) -> int:
-        """The largest window = guesses that fits with this ngram."""
-        return self.max_step_rows // (2 * (ngram - 1))
+        check_rows(config, self.max_step_rows)
 
 
 def _shape(config: LookaheadConfig) -> tuple[int, int, int]:

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lookahead.config import DTYPE_NAMES, MODES, LookaheadConfig
+from lookahead.config import (
+    DEFAULT_STEP_ROWS,
+    DTYPE_NAMES,
+    MODES,
+    LookaheadConfig,
+    SamplingConfig,
+    check_whole,
+)
+from lookahead.models.checkpoint_config import read_model_config
+from lookahead.request import check_rows, check_vocabulary
+from lookahead.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lookahead.engine import Engine
@@ -23,6 +34,28 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
     add("--dtype", default="auto", metavar="|".join(("auto", *DTYPE_NAMES)))
     add("--max-length", type=int, metavar="COUNT", help="tokens of prompt and answer together")
+
+
+def check_before_loading(
+    options: argparse.Namespace,
+    sampling: SamplingConfig,
+    logprobs: int | None = None,
+    ignore_eos: bool = False,
+    needs_chat: bool = False,
+) -> None:
+    """Raise InputError for what the checkpoint's small files already tell cannot be: reading weights
+    takes long."""
+    path = Path(options.ckpt)
+    config = read_model_config(path)
+    if options.max_length is not None:
+        check_whole("max_length", options.max_length, least=2)
+    check_vocabulary(sampling, logprobs, ignore_eos, config)
+    given = lookahead_of(options, None)
+    names = ("window", "ngram", "guesses")
+    if options.mode == "lookahead" and all(getattr(options, name) is not None for name in names):
+        check_rows(given, DEFAULT_STEP_ROWS)
+    if needs_chat:
+        Tokenizer.load(path).require_chat_template()
 
 
 def load_engine(options: argparse.Namespace, batch_size: int = 1) -> Engine:

@@ -20,6 +20,7 @@ from lookahead.display import comparison, numbered_line, show
 from lookahead.engine_options import (
     add_engine_options,
     add_lookahead_options,
+    check_before_loading,
     load_engine,
     lookahead_of,
 )
@@ -46,7 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help='.jsonl: {"prompt": ...} a line; else one prompt; - stdin',
     )
-    add("--batch", type=int, default=1, metavar="B", help="prompts that share a step")
+    add(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="answers that share a step; by default those to one prompt",
+    )
     add("--chat", action="store_true", help="apply the checkpoint's chat template")
     add("--system", metavar="TEXT", help="system message, with --chat")
     add("--max-new-tokens", type=int, default=256, metavar="COUNT")
@@ -84,7 +90,10 @@ def _run(options: argparse.Namespace) -> int:
     # What can be refused is refused before the model is loaded.
     sampling = _check_options(options)
     prompts = _read_prompts(options)
-    engine = load_engine(options, options.batch)
+    check_before_loading(
+        options, sampling, options.logprobs, options.ignore_eos, needs_chat=options.chat
+    )
+    engine = load_engine(options, options.batch or options.num_samples)
     lookahead = lookahead_of(options, engine, len(prompts) * options.num_samples)
     given = [
         engine.chat_ids(prompt, options.system) if options.chat else prompt for prompt in prompts
@@ -168,7 +177,8 @@ def _compare(
 
 def _check_options(options: argparse.Namespace) -> SamplingConfig:
     """Refuse what no checkpoint could make right; return what was asked for in sampling."""
-    check_whole("--batch", options.batch, least=1)
+    if options.batch is not None:
+        check_whole("--batch", options.batch, least=1)
     if options.system is not None and not options.chat:
         raise InputError("--system is part of a chat: add --chat")
     if options.compare and options.mode != "lookahead":
@@ -182,6 +192,8 @@ def _check_options(options: argparse.Namespace) -> SamplingConfig:
         raise InputError("--compare takes one answer to each prompt: leave out --num-samples")
     if options.logprobs is not None and not options.json:
         raise InputError("--logprobs are part of the JSON: add --json")
+    if options.logprobs is not None:
+        check_whole("--logprobs", options.logprobs, least=0)
     return sampling_of(options)
 
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lookahead.config import MODES, ModelConfig, SamplingConfig, check_whole
+from lookahead.config import MODES, LookaheadConfig, ModelConfig, SamplingConfig, check_whole
 from lookahead.errors import InputError
+from lookahead.layout import LookaheadLayout
 from lookahead.prompt_ids import Prompt, prompt_ids
 from lookahead.tokenizer import Tokenizer
 
@@ -62,7 +63,7 @@ class Wishes:
     ) -> list[Request]:
         """One request for each answer to each prompt. Raises InputError for a prompt that cannot be
         run, naming it, and for what does not go with this model."""
-        self._check_ids(config)
+        check_vocabulary(self.sampling, self.logprobs, self.ignore_eos, config)
         requests = []
         for number, prompt in enumerate(prompts, start=1):
             try:
@@ -86,25 +87,44 @@ class Wishes:
             ]
         return requests
 
-    def _check_ids(self, config: ModelConfig) -> None:
-        """Refuse ids that the model does not have, and a ban on all that it has."""
-        sampling, size = self.sampling, config.vocab_size
-        biased = [token for token, _ in sampling.logit_bias]
-        for name, ids in (("logit_bias", biased), ("banned_tokens", sampling.banned_tokens)):
-            if ids and max(ids) >= size:
-                raise InputError(
-                    f"{name}: token {max(ids)} is not in the vocabulary, expected 0..{size - 1}"
-                )
-        banned = {token for token, value in sampling.logit_bias if value == -math.inf}
-        banned.update(sampling.banned_tokens)
-        if sampling.min_new_tokens and not self.ignore_eos:
-            banned.update(config.eos_token_ids)
-        if len(banned) == size:
+
+def check_vocabulary(
+    sampling: SamplingConfig, logprobs: int | None, ignore_eos: bool, config: ModelConfig
+) -> None:
+    """Raise InputError for ids that the model does not have, and for a ban on all that it has."""
+    size = config.vocab_size
+    biased = [token for token, _ in sampling.logit_bias]
+    for name, ids in (("logit_bias", biased), ("banned_tokens", sampling.banned_tokens)):
+        if ids and max(ids) >= size:
             raise InputError(
-                f"all {size} tokens are banned by logit_bias, banned_tokens or min_new_tokens: leave "
-                "at least one"
+                f"{name}: token {max(ids)} is not in the vocabulary, expected 0..{size - 1}"
             )
-        if self.logprobs is not None and self.logprobs > size:
-            raise InputError(
-                f"logprobs must be at most the vocabulary's {size}, got {self.logprobs}"
-            )
+    banned = {token for token, value in sampling.logit_bias if value == -math.inf}
+    banned.update(sampling.banned_tokens)
+    if sampling.min_new_tokens and not ignore_eos:
+        banned.update(config.eos_token_ids)
+    if len(banned) == size:
+        raise InputError(
+            f"all {size} tokens are banned by logit_bias, banned_tokens or min_new_tokens: leave at "
+            "least one"
+        )
+    if logprobs is not None and logprobs > size:
+        raise InputError(f"logprobs must be at most the vocabulary's {size}, got {logprobs}")
+
+
+def check_rows(config: LookaheadConfig, max_step_rows: int) -> None:
+    """Raise InputError for a (W, N, G) that takes more rows than a step may have."""
+    shape = config.window, config.ngram, config.guesses
+    num_rows = LookaheadLayout.count_rows(*shape)
+    if num_rows > max_step_rows:
+        ngram = min(config.ngram, max_step_rows // 2 + 1)
+        size = fitting_size(ngram, max_step_rows)
+        raise InputError(
+            f"(window, ngram, guesses) = {shape} takes {num_rows} rows a step, more than "
+            f"max_step_rows {max_step_rows}; {(size, ngram, size)} fits"
+        )
+
+
+def fitting_size(ngram: int, max_step_rows: int) -> int:
+    """The largest window = guesses that fits with this ngram."""
+    return max_step_rows // (2 * (ngram - 1))

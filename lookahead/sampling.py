@@ -29,6 +29,9 @@ from lookahead.kernels.warpers import (
 )
 from lookahead.layout_tensors import LayoutTensors
 
+# A top-p below it keeps what it keeps, the most probable token, and is not 0 in float32.
+LEAST_SHARE = 1e-30
+
 # Takes logits [n, vocab] and, for each row, the ids that stand before its next token; returns logits of
 # the same shape and dtype. See docs/sampling.md for what it must not do.
 LogitsProcessor = Callable[[torch.Tensor, Sequence[Sequence[int]]], torch.Tensor]
@@ -68,7 +71,7 @@ class Sampler:
         given = {
             TEMPERATURE: temperature,
             TOP_K: config.top_k or 0,
-            TOP_P: 1.0 if config.top_p is None else config.top_p,
+            TOP_P: 1.0 if config.top_p is None else max(config.top_p, LEAST_SHARE),
             MIN_P: config.min_p or 0.0,
             REPETITION: config.repetition_penalty or 1.0,
             PRESENCE: config.presence_penalty or 0.0,

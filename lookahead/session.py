@@ -24,7 +24,7 @@ class SessionStep:
             model's own next one. A stop string's are among them.
         text: what was released of them; less where a character or a stop string may go on.
         logits: [len(token_ids), vocab] of the model's dtype, on its device: those that each token is
-            the choice of, as the model gave them.
+            the choice of, as the model gave them. The caller's own.
         path: tokens of the rows that were accepted, the current token first: the text that each row of
             `logits` stands behind ends with them.
         record: everything about the step: its rows, its candidates and where these came from.
@@ -44,26 +44,23 @@ class Session:
 
     def __init__(self, start: Callable[[Trace, OnLogits], Stream]) -> None:
         """`start` begins the request, which is to give each step's record and logits away."""
-        self._record: StepRecord
-        self._logits: torch.Tensor
-        self._stream = start(self._keep_record, self._keep_logits)
-
-    def _keep_record(self, record: StepRecord) -> None:
-        self._record = record
-
-    def _keep_logits(self, logits: torch.Tensor) -> None:
-        self._logits = logits
+        # Not to this object itself: what holds on to itself is not dropped when its user drops it.
+        records: list[StepRecord] = []
+        logits: list[torch.Tensor] = []
+        self._records, self._logits = records, logits
+        # A clone, for what is made in inference mode cannot be changed by a caller outside of it.
+        self._stream = start(records.append, lambda given: logits.append(given.clone()))
 
     def step(self) -> SessionStep | None:
         """Run the next step; None when the text has ended."""
         if self._stream.is_done:
             return None
         chunks = self._stream.batch.advance()
-        record = self._record
+        record = self._records.pop()
         return SessionStep(
             token_ids=record.emitted,
             text="".join(chunk.text for _, chunk in chunks),
-            logits=self._logits,
+            logits=self._logits.pop(),
             path=[record.tokens[row] for row in record.accepted],
             record=record,
             finish_reason=self.result.finish_reason if self._stream.is_done else None,

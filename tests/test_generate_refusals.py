@@ -164,7 +164,7 @@ NOT_A_NUMBER = "invalid int value: 'x'; see --help"
         ("--ban-token 257", "banned_tokens: token 257 is not in the vocabulary, expected 0..256"),
         ("--num-samples 0", "--num-samples must be a whole number of at least 1, got 0"),
         ("--logprobs 2", "--logprobs are part of the JSON: add --json"),
-        ("--json --logprobs -1", "logprobs must be a whole number of at least 0, got -1"),
+        ("--json --logprobs -1", "--logprobs must be a whole number of at least 0, got -1"),
         ("--json --logprobs 258", "logprobs must be at most the vocabulary's 257, got 258"),
         (
             "--compare --num-samples 2",

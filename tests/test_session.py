@@ -152,12 +152,13 @@ class Counting:
         (lambda logits, _: None, "logits_processor must return logits"),
         (
             lambda logits, _: logits - math.inf,
-            "the model's logits are not finite after 0 new tokens",
+            "no token can be drawn after 0 new tokens: the largest logit is not a finite",
         ),
         (
             lambda logits, _: logits * math.nan,
-            "the model's logits are not finite after 0 new tokens",
+            "no token can be drawn after 0 new tokens: the largest logit is not a finite",
         ),
+        (5, "logits_processor must take logits and histories and return logits, got 5"),
     ],
 )
 def test_what_a_processor_must_not_do(engine, processor, said):
@@ -175,6 +176,48 @@ def test_an_error_of_the_processors_own_comes_out(engine):
     with pytest.raises(ZeroDivisionError):
         run(engine, broken)
     assert len(ids_of(run(engine)[0])) == NUM_TOKENS
+
+
+def test_a_session_that_is_dropped_leaves_the_engine_ready(engine):
+    for _ in engine.session(PROMPT, max_new_tokens=NUM_TOKENS):
+        break
+    assert engine.generate(PROMPT, max_new_tokens=3).new_tokens == 3
+
+
+def test_a_steps_logits_are_the_callers_own(engine):
+    with engine.session(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True) as session:
+        first = session.step()
+        before = first.logits.clone()
+        session.step()
+        assert torch.equal(first.logits, before)
+        first.logits.add_(1).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({"temperature": 1.0, "top_p": 1e-46}, {"temperature": 1.0, "top_k": 1}),
+        ({"temperature": 1.0, "top_p": 5e-324, "banned_tokens": (0,)}, {"banned_tokens": (0,)}),
+        ({"temperature": 5e-324, "banned_tokens": (0,)}, {"banned_tokens": (0,)}),
+    ],
+)
+def test_numbers_that_are_zero_in_float32(engine, sampling, expected):
+    ids = [
+        engine.generate(PROMPT, max_new_tokens=8, sampling=SamplingConfig(**options)).token_ids
+        for options in (sampling, expected)
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_the_largest_temperature_draws_from_all_that_is_left(engine):
+    size = engine.model.config.vocab_size
+    for options in ({"banned_tokens": (size - 1, 7)}, {"top_k": 100}):
+        sampling = SamplingConfig(temperature=1e30, seed=1, **options)
+        ids = engine.generate(
+            PROMPT, max_new_tokens=40, ignore_eos=True, sampling=sampling
+        ).token_ids
+        assert len(set(ids)) > 20
+        assert not {size - 1, 7}.intersection(ids) or "top_k" in options
 
 
 def test_a_session_that_is_closed_leaves_the_engine_ready(engine):
