@@ -104,16 +104,23 @@ class Batch:
         return [self.result(number) for number in range(len(self.answers))]
 
     def __next__(self) -> tuple[int, Chunk]:
-        try:
-            while not self._ready and not self.is_done:
-                self._begin()
-                self._advance()
-        except BaseException:
-            self.close()  # whatever went wrong, the engine is free for the next request
-            raise
+        while not self._ready and not self.is_done:
+            self._ready = self.advance()
         if not self._ready:
             raise StopIteration
         return self._ready.pop(0)
+
+    def advance(self) -> list[tuple[int, Chunk]]:
+        """Begin the requests that can, and run a step; returns the chunks that are not read yet, which
+        may be none."""
+        try:
+            self._begin()
+            self._advance()
+        except BaseException:
+            self.close()  # whatever went wrong, the engine is free for the next request
+            raise
+        ready, self._ready = self._ready, []
+        return ready
 
     def _begin(self) -> None:
         """Prefill requests into the sequences that are free."""

@@ -1,14 +1,12 @@
 """Load a checkpoint, take requests, return text: the Python interface.
 
-Knows which buffers there are and who may use them. What can be asked for is `request.py`'s business,
-how requests run `batch.py`'s, what a step does `step.py`'s.
+Knows who may use the sequences that there are, one batch at a time. What can be asked for is
+`request.py`'s business, how requests run `batch.py`'s, which step they run `step_source.py`'s.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from lookahead.answer import Answer, Kept
 from lookahead.batch import Batch, OnLogits, Trace
@@ -21,22 +19,20 @@ from lookahead.config import (
     check_whole,
 )
 from lookahead.conversation import Conversation
-from lookahead.decode_state import DecodeState
 from lookahead.devices import dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
 from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
-from lookahead.prefill import CHUNK_ROWS, prefill
 from lookahead.prompt_ids import Prompt, as_prompts
 from lookahead.request import Wishes
 from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.sampling import LogitsProcessor
-from lookahead.step import Step
+from lookahead.session import Session
 from lookahead.step_costs import StepCosts, step_costs
-from lookahead.step_graph import PipelinedStep, Recorder
-from lookahead.step_runner import EagerStep, StepRunner
+from lookahead.step_graph import Recorder
+from lookahead.step_source import StepSource, spare_rows
 from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
@@ -64,15 +60,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.max_step_rows = max_step_rows
-        spare = _spare_rows(max_step_rows)
-        self._cache = model.new_cache(batch_size, max_length, spare)
-        num_eos_ids = len(model.config.eos_token_ids)
-        self._state = DecodeState(batch_size, max_length, spare, num_eos_ids, model.device)
-        self._recorder = recorder
-        can_record = model.device.type == "cuda" and model.implementation == "triton"
-        self._is_recorded = can_record or recorder is not None
-        self._step = self._new_step(AUTOREGRESSIVE)
-        self._pipeline: PipelinedStep | None = None  # of this step, once a request needed it
+        self._steps = StepSource(model, max_length, batch_size, max_step_rows, recorder)
         self.costs = costs
         self._running: Callable[[], Batch | None] = lambda: None  # weak: a dropped one is over
 
@@ -114,7 +102,7 @@ class Engine:
         config, tokenizer, max_length = read_checkpoint(path, max_length)
         what = f"{path} as {dtype_name(where.dtype)} with max_length {max_length}"
         with refuse_out_of_memory(what, where.device):
-            num_positions = max_length + _spare_rows(max_step_rows)
+            num_positions = max_length + spare_rows(max_step_rows)
             engine = cls(
                 load_model(path, config, where, num_positions, exact),
                 tokenizer,
@@ -122,24 +110,13 @@ class Engine:
                 batch_size=batch_size,
                 max_step_rows=max_step_rows,
             )
-        engine._warm_up()
+        engine._steps.warm_up()
         return engine
-
-    def _warm_up(self) -> None:
-        """Run a step, so that what is compiled on a CPU is so before the first request is timed."""
-        if self.model.implementation != "numba":
-            return
-        config = LookaheadConfig(0, 2, 1, adaptive=True)
-        step, prompt = self._new_step(config), [0]
-        step.start(0, prompt * 2, limit=3, eos_ids=())
-        prefill(self.model, self._cache.sequence(0), torch.tensor(prompt))
-        step.run(budget=RowBudget(config, [1.0] * 3))
-        self._state.end()
 
     @property
     def tuning(self) -> Tuning:
         """`tuning_for` as many prompts as run at a time, or more."""
-        return self.tuning_for(self._batch_size)
+        return self.tuning_for(self._steps.batch_size)
 
     def tuning_for(self, num_prompts: int) -> Tuning:
         """The (W, N, G) that is expected to be fastest on this machine for a batch of so many prompts,
@@ -147,53 +124,24 @@ class Engine:
         if self.costs is None:
             self.costs = step_costs(self.model, self.max_length, self.max_step_rows)
         # A step of fixed shape has rows for every sequence, whether there is a prompt for it or not.
-        num_running = self._batch_size
-        if not self._step.fixed_shape:
+        num_running = self._steps.batch_size
+        if not self._steps.step.fixed_shape:
             num_running = min(num_running, max(1, num_prompts))
         on_cpu = self.model.device.type == "cpu"
         return tune(self.costs, self.max_step_rows, num_running, on_cpu)
 
     @property
-    def _batch_size(self) -> int:
-        return self._state.lengths.shape[0]
-
-    @property
     def capture_seconds(self) -> float:
         """How long it took to record the step that runs now; 0.0 where none is recorded."""
-        return 0.0 if self._pipeline is None else self._pipeline.capture_seconds
+        pipeline = self._steps.pipeline
+        return 0.0 if pipeline is None else pipeline.capture_seconds
 
     def _new_budget(self) -> RowBudget:
-        most, costs = self.max_step_rows * self._batch_size, self.tuning.costs
+        most, costs = self.max_step_rows * self._steps.batch_size, self.tuning.costs
         seconds = [costs.at(rows) for rows in range(most + 1)]
-        return RowBudget(self._step.config, seconds, sees_candidates=not self._step.fixed_shape)
-
-    def _new_step(self, config: LookaheadConfig) -> Step:
-        fixed_shape = self._is_recorded or None
-        return Step(self.model, self._cache, self._state, config, fixed_shape)
-
-    def _step_runner(
-        self,
-        config: LookaheadConfig,
-        sampling: SamplingConfig,
-        processor: LogitsProcessor | None,
-        keep_records: bool,
-        keep_logits: bool,
-    ) -> StepRunner:
-        """Who runs this configuration's steps, with no request."""
-        # A batch that was dropped left its sequences running, and maybe a step in flight.
-        (self._pipeline or EagerStep(self._step)).end()
-        if self._step.config != config:
-            self._pipeline = None  # its memory is free before the next one's is taken
-            self._step = self._new_step(config)
-        draws_before = self._step.sampler.is_needed
-        self._step.sampler.use(sampling, processor)
-        if self._step.sampler.is_needed != draws_before:
-            self._pipeline = None  # other operations are to be recorded
-        if not self._is_recorded or keep_records or keep_logits or processor is not None:
-            return EagerStep(self._step, keep_records, keep_logits)
-        if self._pipeline is None:  # it records for seconds, while nothing else runs
-            self._pipeline = PipelinedStep(self._step, self._recorder)
-        return self._pipeline
+        return RowBudget(
+            self._steps.step.config, seconds, sees_candidates=not self._steps.step.fixed_shape
+        )
 
     def default_lookahead(self) -> LookaheadConfig:
         """A (W, N, G) to begin with where one is chosen by hand, by device and the rows that there
@@ -343,7 +291,7 @@ class Engine:
             config = self.tuning_for(len(requests)).config if lookahead is None else lookahead
         self.check_rows(config)
         keep_logits = on_logits is not None or logprobs is not None
-        steps = self._step_runner(
+        steps = self._steps.runner(
             config, wishes.sampling, logits_processor, trace is not None, keep_logits
         )
         answers = [
@@ -363,6 +311,42 @@ class Engine:
         )
         self._running = weakref.ref(batch)
         return batch
+
+    def session(
+        self,
+        prompt: Prompt,
+        *,
+        logits_processor: LogitsProcessor | None = None,
+        max_new_tokens: int = 256,
+        mode: str = "lookahead",
+        lookahead: LookaheadConfig | None = None,
+        sampling: SamplingConfig | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Session:
+        """Decode one prompt for sampling code of your own. Arguments as for `batch`.
+
+        Returns:
+            An iterator of steps, each with its logits; the next one runs when it is asked for.
+        """
+
+        def start(trace: Trace, on_logits: StreamLogits) -> Stream:
+            return Stream(
+                self.batch(
+                    [prompt],
+                    max_new_tokens=max_new_tokens,
+                    mode=mode,
+                    lookahead=lookahead,
+                    sampling=sampling,
+                    stop=stop,
+                    ignore_eos=ignore_eos,
+                    trace=trace,
+                    on_logits=numbered(on_logits),
+                    logits_processor=logits_processor,
+                )
+            )
+
+        return Session(start)
 
     def compare(
         self,
@@ -466,8 +450,3 @@ def _num_common(ids: Sequence[int], others: Sequence[int]) -> int:
     """How many of the first ids are the same."""
     pairs = enumerate(zip(ids, others, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(ids), len(others)))
-
-
-def _spare_rows(max_step_rows: int) -> int:
-    """Room behind the context for the rows of a step or a prefill chunk."""
-    return max(max_step_rows, CHUNK_ROWS)

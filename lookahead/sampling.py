@@ -56,6 +56,7 @@ class Sampler:
         self.prompt_lengths = torch.zeros(batch_size, dtype=torch.int32, device=device)
         self.samples = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._processor: LogitsProcessor | None = None
+        self._kept: dict = {}
         self.config = SamplingConfig()
 
     def use(self, config: SamplingConfig, processor: LogitsProcessor | None = None) -> None:
@@ -132,7 +133,9 @@ class Sampler:
         )
         if self._processor is not None:
             logits = _processed(self._processor, logits, rows, histories)
-        return draw(logits, rows, chosen, histories, self._warpers, self._implementation)
+        return draw(
+            logits, rows, chosen, histories, self._warpers, self._implementation, self._kept
+        )
 
 
 def _processed(
@@ -147,16 +150,18 @@ def _processed(
     given = logits[drawn]
     processed = processor(given.clone(), texts)
     is_same_kind = isinstance(processed, torch.Tensor) and (
-        processed.shape == given.shape and processed.dtype == given.dtype
+        (processed.shape, processed.dtype, processed.device)
+        == (given.shape, given.dtype, given.device)
     )
     if not is_same_kind:
         what = (
-            f"{list(processed.shape)} of {processed.dtype}"
+            f"{list(processed.shape)} of {processed.dtype} on {processed.device}"
             if isinstance(processed, torch.Tensor)
             else repr(processed)[:80]
         )
         raise InputError(
-            f"logits_processor must return logits {list(given.shape)} of {given.dtype}, got {what}"
+            f"logits_processor must return logits {list(given.shape)} of {given.dtype} on "
+            f"{given.device}, got {what}"
         )
     alone = processor(given[-1:].clone(), [_history(numbers[drawn[-1]], histories)])
     if not torch.equal(alone[0].nan_to_num(), processed[-1].nan_to_num()):
@@ -165,7 +170,7 @@ def _processed(
             "it must depend on each row's logits and history, and on nothing else"
         )
     result = logits.clone()
-    result[drawn] = processed.to(result.device)
+    result[drawn] = processed
     return result
 
 

@@ -16,7 +16,7 @@ from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 
 from lookahead import engine as engine_module
 from lookahead import step_graph
-from lookahead.config import LookaheadConfig
+from lookahead.config import LookaheadConfig, SamplingConfig
 from lookahead.errors import InputError
 from lookahead.row_budget import RowBudget, StepShape
 from lookahead.stats import stats
@@ -78,6 +78,31 @@ def test_answers_are_those_that_are_read_at_once(llama, shape, batch_size):
         assert min(result.steps for result in results) < 25
 
 
+SAMPLED = SamplingConfig(temperature=4.0, top_p=0.9, repetition_penalty=1.2, seed=4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_samples_are_those_that_are_read_at_once(llama, batch_size):
+    given = {"max_new_tokens": 20, "lookahead": LookaheadConfig(2, 3, 2), "num_samples": 2}
+    results = compare(llama, PROMPTS[:2], batch_size, sampling=SAMPLED, **given)
+    assert len({tuple(result.token_ids) for result in results}) == 4
+
+
+def test_steps_that_draw_are_recorded_beside_those_that_do_not(llama):
+    """Another way to draw is the same recording; drawing or not is another one."""
+    eager, late = engines(llama, 1)
+    pipelines = []
+    for sampling in (None, SAMPLED, replace(SAMPLED, seed=5, top_k=3), SamplingConfig(top_k=2)):
+        given = {"max_new_tokens": 9, "lookahead": LookaheadConfig(2, 3, 2), "sampling": sampling}
+        assert late.generate([1, 2, 3], **given).token_ids == (
+            eager.generate([1, 2, 3], **given).token_ids
+        )
+        pipelines.append(late._steps.pipeline)
+    first, drawing, still_drawing, last = pipelines
+    assert drawing is still_drawing
+    assert len({id(each) for each in (first, drawing, last)}) == 3
+
+
 def alphabet(path):
     """Counts on, now and then in steps of two."""
     return (path[-1] + 1 + (sum(path) % 5 == 0)) % 12
@@ -113,8 +138,8 @@ def test_a_step_past_a_stop_is_neither_shown_nor_counted():
     result = engine.generate([3], max_new_tokens=9, stop=["g"], mode="autoregressive")
     assert (result.text, result.token_ids, result.steps) == ("ef", [4, 5], 3)
     assert sum(entry.startswith("start") for entry in recorder.log) == 4
-    assert engine._state.tokens[0, :5].tolist() == [3, 4, 5, 6, 7], "it ran"
-    assert engine._state.finished.tolist() == [True], "and no other does"
+    assert engine._steps.state.tokens[0, :5].tolist() == [3, 4, 5, 6, 7], "it ran"
+    assert engine._steps.state.finished.tolist() == [True], "and no other does"
     assert engine.generate([8], max_new_tokens=2).token_ids == [9, 10]
 
 
@@ -160,7 +185,7 @@ def test_a_batch_that_ends_early_leaves_nothing_behind(llama, how, num_chunks):
     if how == "closed":
         batch.close()
         assert list(batch) == []
-        assert late._state.finished.all()
+        assert late._steps.state.finished.all()
         for number, (result, whole) in enumerate(zip(batch.results, expected, strict=True)):
             ids = seen.get(number, [])
             assert ids == result.token_ids[: len(ids)]
@@ -170,7 +195,7 @@ def test_a_batch_that_ends_early_leaves_nothing_behind(llama, how, num_chunks):
     gc.collect()
     for prompts in (PROMPTS[3:4], PROMPTS):
         again = late.batch(prompts, **options)
-        assert late._state.finished.all()
+        assert late._steps.state.finished.all()
         assert untimed(again.run_to_end()) == [
             each for each in expected if each.prompt in {late.tokenizer.decode(p) for p in prompts}
         ]
@@ -216,7 +241,7 @@ def test_an_exception_leaves_the_engine_ready(llama, monkeypatch, where, calls):
     next(batch)
     left = calls
     # A step works on what `up_to` gives.
-    owner = llama if where == "choose" else type(late._cache)
+    owner = llama if where == "choose" else type(late._steps.kv_cache)
     original = getattr(owner, where)
 
     def fail_in_the_end(*arguments):
@@ -325,16 +350,16 @@ def test_a_window_that_was_left_out_begins_anew_with_the_next_batch(llama):
     batch.budget.has_window = False
     for _ in range(5):
         next(batch)
-    steps = late._step.window.steps.tolist()
+    steps = late._steps.step.window.steps.tolist()
     next(batch)
     next(batch)
-    assert late._step.window.steps.tolist() == steps, "the window stood still"
+    assert late._steps.step.window.steps.tolist() == steps, "the window stood still"
     del batch
     gc.collect()
     batch = late.batch(PROMPTS[:1], **options)
     next(batch)
-    assert late._step.window.steps.tolist()[0] == 2, "two steps ran, one was read"
-    assert late._state.lengths.tolist()[1] == 0, "nothing runs in the other sequence"
+    assert late._steps.step.window.steps.tolist()[0] == 2, "two steps ran, one was read"
+    assert late._steps.state.lengths.tolist()[1] == 0, "nothing runs in the other sequence"
     assert untimed(batch.run_to_end()) == expected
 
 

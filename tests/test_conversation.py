@@ -101,7 +101,7 @@ def test_a_turn_reads_only_what_is_new_and_answers_as_if_it_had_read_all(engine,
         expected.append({"role": "assistant", "content": result.text})
         assert conversation.messages == expected
         committed = len(ids) + len(result.token_ids) - 1
-    assert isinstance(engine._pipeline, PipelinedStep) == engine._is_recorded
+    assert isinstance(engine._steps.pipeline, PipelinedStep) == engine._steps.is_recorded
 
 
 def with_logits(start, **options):
@@ -344,11 +344,11 @@ def origins_of(pool):
 def test_the_pool_is_kept_and_gets_only_what_is_new(engine):
     conversation = engine.conversation()
     say(conversation, "abc abd")
-    step, before = engine._step, pool_of(engine._step)
+    step, before = engine._steps.step, pool_of(engine._steps.step)
     ids = [*conversation.turn.token_ids, *conversation.turn.answer_ids]
     stream = conversation.say("hg", max_new_tokens=1, lookahead=SHAPE)
     next(stream)
-    assert engine._step is step
+    assert engine._steps.step is step
     grams, old = set(origins_of(pool_of(step))), set(origins_of(before))
     new_text = [*conversation.turn.token_ids, *stream.result.token_ids]
     size = SHAPE.ngram
@@ -370,7 +370,7 @@ def test_another_shape_begins_a_pool_with_the_whole_text(engine):
     next(stream)
     ids = conversation.turn.token_ids
     assert conversation.reused_tokens > 0
-    grams = set(origins_of(pool_of(engine._step)))
+    grams = set(origins_of(pool_of(engine._steps.step)))
     assert {tuple(ids[at : at + 3]) for at in range(len(ids) - 2)} <= grams
 
 

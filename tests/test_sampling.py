@@ -228,7 +228,7 @@ def test_little_temperature_and_the_most_probable_token_are_greedy(checkpoint, o
 def plant_histories(patch: pytest.MonkeyPatch, change: Callable[[Histories], Histories]) -> None:
     """Draw by other histories than the rows have; in torch, which draws rows that are not reached."""
 
-    def spoiled(logits, rows, chosen, histories, warpers, implementation):
+    def spoiled(logits, rows, chosen, histories, warpers, implementation, kept):
         return draw(logits, rows, chosen, change(histories), warpers, "torch")
 
     patch.setattr(sampling, "draw", spoiled)
@@ -249,11 +249,11 @@ def test_a_stream_that_two_positions_share_is_found(checkpoint, logits_behind, m
     step = build(checkpoint, AUTOREGRESSIVE, 2000, options, seed=5)
     assert p_value(count_samples(step, number), joint, number) > LEAST_P
 
-    def shared(logits, rows, chosen, histories, warpers, implementation):
+    def shared(logits, rows, chosen, histories, warpers, implementation, kept):
         """Every second text seems a token shorter; without penalties only its position matters."""
         shorter = histories.lengths - histories.lengths % 2
         return draw(
-            logits, rows, chosen, histories._replace(lengths=shorter), warpers, implementation
+            logits, rows, chosen, histories._replace(lengths=shorter), warpers, implementation, kept
         )
 
     monkeypatch.setattr(sampling, "draw", shared)

@@ -60,7 +60,7 @@ def test_a_request_reads_nothing_that_it_did_not_write(llama):
             ids += chunk.token_ids
             committed = len(prompt) + len(ids) - 1
             engine_cache(engine).data[..., committed:, :] = math.nan
-            engine._state.tokens[:, committed + 1 :] = 10**6
+            engine._steps.state.tokens[:, committed + 1 :] = 10**6
         assert ids == answer
 
 

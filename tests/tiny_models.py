@@ -200,7 +200,7 @@ def build_engine(
 
 
 def engine_cache(engine: Engine) -> KVCache:
-    return engine._cache
+    return engine._steps.kv_cache
 
 
 def build_step(

@@ -22,6 +22,7 @@ def draw(
     histories: Histories,
     warpers: Warpers,
     implementation: str = "torch",
+    kept: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw the next token of each row that can matter.
 
@@ -35,6 +36,8 @@ def draw(
         chosen: [n] int64, what is returned at rows that are not drawn.
         histories, warpers: see there.
         implementation: which implementation runs.
+        kept: where an implementation may keep its buffers, empty at first, for a caller that goes on
+            with tensors of the same kind: they are checked the first time only.
 
     Returns:
         tokens [n] int64, and possible [n] bool: whether there was a token with a finite largest logit.
@@ -45,6 +48,20 @@ def draw(
         ValueError: an argument does not fit, or the implementation cannot take it.
     """
     run = choose(IMPLEMENTATIONS, implementation)
+    if kept is None or not kept:
+        kept = {} if kept is None else kept
+        _check(logits, rows, chosen, histories, warpers)
+        kept["checked"] = True
+    return run(logits, rows, chosen, histories, warpers, kept)
+
+
+def _check(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    chosen: torch.Tensor,
+    histories: Histories,
+    warpers: Warpers,
+) -> None:
     check_floating("logits", logits, "[n, vocab]", rank=2)
     num_rows, vocab_size = logits.shape
     for name, numbers in (("rows", rows), ("chosen", chosen)):
@@ -64,4 +81,3 @@ def draw(
         check_tensor(name, numbers, (batch,), logits, INDEX_DTYPES)
     eos_shape = (batch, histories.eos_ids.shape[1])
     check_tensor("eos_ids", histories.eos_ids, eos_shape, logits, (torch.int64,))
-    return run(logits, rows, chosen, histories, warpers)

@@ -89,6 +89,7 @@ def draw_ref(
     chosen: torch.Tensor,
     histories: Histories,
     warpers: Warpers,
+    kept: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `draw`. Every row is drawn, whether it is reached or not."""
     tokens, possible = chosen.clone(), torch.ones_like(chosen, dtype=torch.bool)

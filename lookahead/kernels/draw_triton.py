@@ -125,6 +125,7 @@ def draw_triton(
     chosen: torch.Tensor,
     histories: Histories,
     warpers: Warpers,
+    kept: dict | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `draw`. Every row is drawn, whether it is reached or not."""
     logits = logits.contiguous()
