@@ -56,6 +56,9 @@ class Batch:
         self._on_logits = on_logits
         self._num_begun = 0
         self._running: dict[int, int] = {}  # sequence -> number of the request
+        self._prompts: dict[
+            int, list[int]
+        ] = {}  # sequence -> the prompt that its cache begins with
         self._ready: list[tuple[int, Chunk]] = []
 
     def __iter__(self) -> "Batch":
@@ -139,10 +142,22 @@ class Batch:
         step.sampler.start(sequence, len(ids), answer.request.sample)
         self._steps.start(sequence, ids, answer.limit, answer.request.eos_ids, kept.in_pool)
         text = step.state.tokens[sequence, : len(ids) - 1]
+        in_cache = kept.in_cache or self._share_prompt(sequence, ids)
         cache = step.kv_cache.sequence(sequence)
-        answer.prefilled_tokens = prefill(step.model, cache, text, kept.in_cache)
+        answer.prefilled_tokens = prefill(step.model, cache, text, in_cache)
+        self._prompts[sequence] = ids
         answer.is_prefilled = True
         answer.prefill_seconds = time.perf_counter() - began
+
+    def _share_prompt(self, sequence: int, ids: list[int]) -> int:
+        """Take over the cache of a prompt that was run before, by this sequence or another; returns how
+        many of its tokens are there now."""
+        for source, prompt in self._prompts.items():
+            if prompt == ids:
+                if source != sequence:
+                    self._steps.step.kv_cache.copy(source, sequence, len(ids) - 1)
+                return len(ids) - 1
+        return 0
 
     def _advance(self) -> None:
         """Start steps of every request that is running until the numbers of one can be read."""

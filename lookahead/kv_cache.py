@@ -52,6 +52,10 @@ class KVCache:
         """Keys and values of one layer, each [B, num_kv_heads, max_length + scratch_rows, head_dim]."""
         return self.data[index, 0], self.data[index, 1]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give one sequence the first `length` positions of another."""
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+
     def commit(self, rows: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor) -> None:
         """Copy the first counts[b] of rows[b] to positions lengths[b], lengths[b] + 1, ...
 

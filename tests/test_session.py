@@ -238,6 +238,11 @@ def test_several_samples_are_those_of_each_alone(engine):
         (PROMPT, 0), (PROMPT, 1), ("xyz", 0), ("xyz", 1)
     ]  # fmt: skip
     assert [each.token_ids for each in both[:2]] == [each.token_ids for each in results[:2]]
+    # A prompt is read once, whichever sequences its answers run in: 4 of 3 sequences.
+    batch = engine.batch([PROMPT, "xyz"], num_samples=2, **options)
+    assert [each.token_ids for each in batch.run_to_end()] == [each.token_ids for each in both]
+    lengths = [len(engine.tokenizer.encode(text)) - 1 for text in (PROMPT, "xyz")]
+    assert [each.prefilled_tokens for each in batch.answers] == [lengths[0], 0, lengths[1], 0]
     # One prompt and one sample is one result; the seed alone makes another text.
     other = SamplingConfig(temperature=1.5, seed=10)
     assert engine.generate(PROMPT, **options | {"sampling": other}).token_ids not in [
