@@ -2,9 +2,10 @@
 
 First everything runs in float32 and must give the ids of autoregressive decoding: a mode that does not
 is never timed. Then all modes run in turn in the chosen dtype. One of them, "tuned", is what the engine
-chooses by itself in that dtype. `--steps-only` and `--profile` look at the engine alone: at tokens per
-step, and at where a step's time goes. Progress goes to standard error, a table and a last line of JSON
-to standard output. Exit codes: 0; 1 when ids differ; 2 for wrong input.
+chooses by itself in that dtype. Every mode chooses tokens as the sampling options say, by the same
+draws. `--steps-only` and `--profile` look at the engine alone: at tokens per step, and at where a
+step's time goes. Progress goes to standard error, a table and a last line of JSON to standard output.
+Exit codes: 0; 1 when ids differ; 2 for wrong input.
 """
 
 import argparse
@@ -21,12 +22,14 @@ import profile_step
 import timing
 import torch
 from decode_modes import Job, Mode
+from sampling_words import describe
 
 from lookahead import Engine, LookaheadConfig
-from lookahead.config import ModelConfig
+from lookahead.config import ModelConfig, SamplingConfig
 from lookahead.devices import DTYPES, choose_device, choose_dtype, dtype_name
 from lookahead.errors import InputError
 from lookahead.models.checkpoint_config import read_model_config
+from lookahead.sampling_options import add_sampling_options, sampling_of
 from lookahead.tokenizer import Tokenizer
 
 DEFAULT_CONFIGS = "4,3,2;15,5,15"
@@ -52,6 +55,7 @@ def build_parser() -> timing.Parser:
         metavar="W,N,G;...",
         help='beside the engine\'s own choice; "" for none, default %(default)s',
     )
+    add_sampling_options(parser)
     add("--dtype", default="auto", metavar="|".join(("auto", *DTYPES)), help="what is timed")
     add("--device", default="auto", metavar="auto|cpu|cuda[:i]")
     add("--threads", type=timing.count, metavar="COUNT", help="threads of torch on the CPU")
@@ -90,6 +94,7 @@ class Plan:
     tokenizer: Tokenizer
     jobs: list[Job]
     max_new_tokens: int
+    sampling: SamplingConfig
 
     def load_engine(self, dtype: torch.dtype, exact: bool = True) -> Engine:
         """An engine with just the room that these prompts and configurations need, and what it chooses
@@ -106,8 +111,11 @@ class Plan:
     def load_modes(self, dtype: torch.dtype, tuned: LookaheadConfig) -> list[Mode]:
         """Every mode in one dtype whose ids are to be the same, autoregressive decoding first."""
         engine = self.load_engine(dtype)
-        modes = [decode_modes.autoregressive_mode(engine), decode_modes.tuned_mode(engine, tuned)]
-        modes += decode_modes.drafting_modes(engine, self.configs)
+        modes = [
+            decode_modes.autoregressive_mode(engine, self.sampling),
+            decode_modes.tuned_mode(engine, tuned, self.sampling),
+            *decode_modes.drafting_modes(engine, self.configs, self.sampling),
+        ]
         for name in self.peers:
             peer = peers.PEERS[name](self.ckpt, self.model_config, dtype, self.device)
             modes.append(Mode(name, None, peer.run))
@@ -137,7 +145,8 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     """Check everything that can be checked without the weights."""
     configs = decode_modes.parse_configs(options.configs, may_be_empty=True)
-    peer_names = peers.parse_peers(options.peers)
+    sampling = sampling_of(options)
+    peer_names = peers.parse_peers(options.peers, sampling)
     if options.steps_only and options.profile:
         raise InputError("--steps-only times nothing: leave it or --profile out")
     if options.steps_only and not configs:
@@ -171,6 +180,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         tokenizer=tokenizer,
         jobs=jobs,
         max_new_tokens=options.max_new_tokens,
+        sampling=sampling,
     )
 
 
@@ -184,7 +194,7 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
     modes = plan.load_modes(plan.dtype, tuning.config)
     if plan.device.type == "cuda":  # on a CPU exactness costs nothing
         inexact = plan.load_engine(plan.dtype, exact=False)
-        modes.insert(1, decode_modes.autoregressive_mode(inexact))
+        modes.insert(1, decode_modes.autoregressive_mode(inexact, plan.sampling))
         accepted.insert(1, decode_modes.AcceptedTokens())
     runs = decode_modes.time_modes(modes, plan.jobs, plan.max_new_tokens, repeats)
     if plan.dtype == torch.float32:
@@ -195,7 +205,7 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
         f"float32: all modes that are exact give the same ids on {len(checked)} of {len(plan.jobs)} "
         "prompts\n"
         f"timed: {dtype} on {plan.device}, {torch.get_num_threads()} threads, {len(plan.jobs)} prompts "
-        f"x {repeats}, at most {plan.max_new_tokens} new tokens\n\n"
+        f"x {repeats}, at most {plan.max_new_tokens} new tokens, {describe(plan.sampling)}\n\n"
         f"{decode_figures.timed_table(rows)}\n\n"
         f"{decode_figures.time_line(rows)}\n"
         f"tuned is what the engine chooses by itself: {tuning.reason}\n"
@@ -216,12 +226,13 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
 
 def _count_steps(plan: Plan) -> dict[str, Any]:
     """Tokens per step with and without prompt n-grams, in the plan's dtype."""
-    modes = decode_modes.window_modes(plan.load_engine(plan.dtype), plan.configs)
+    modes = decode_modes.window_modes(plan.load_engine(plan.dtype), plan.configs, plan.sampling)
     runs, accepted = decode_modes.count_steps(modes, plan.jobs, plan.max_new_tokens)
     rows = decode_figures.step_rows(modes, plan.jobs, runs, accepted)
     print(
         f"{dtype_name(plan.dtype)} on {plan.device}, {len(plan.jobs)} prompts, at most "
-        f"{plan.max_new_tokens} new tokens; nothing was timed\n\n{decode_figures.steps_table(rows)}\n"
+        f"{plan.max_new_tokens} new tokens, {describe(plan.sampling)}; nothing was timed\n\n"
+        f"{decode_figures.steps_table(rows)}\n"
     )
     return {"benchmark": "decode_steps", **_request(plan), "rows": rows}
 
@@ -230,13 +241,16 @@ def _profile(plan: Plan, repeats: int) -> dict[str, Any]:
     """Where a step's time goes, in the plan's dtype."""
     engine = plan.load_engine(plan.dtype)
     configs = [engine.tuning.config, *plan.configs]
-    rows = profile_step.measure(engine, configs, plan.jobs, plan.max_new_tokens, repeats)
+    rows = profile_step.measure(
+        engine, configs, plan.jobs, plan.max_new_tokens, repeats, plan.sampling
+    )
     print(
         f"{dtype_name(plan.dtype)} on {plan.device}, {engine.model.implementation}, "
         f"{torch.get_num_threads()} threads, {len(plan.jobs)} prompts x {repeats}, at most "
-        f"{plan.max_new_tokens} new tokens\n\n{profile_step.table(rows)}\n\n"
+        f"{plan.max_new_tokens} new tokens, {describe(plan.sampling)}\n\n"
+        f"{profile_step.table(rows)}\n\n"
         "rows, length: means of live rows and of committed tokens; ms/step: without clocks\n"
-        "rest: rotation, SiLU, embedding; host: what is left of a step\n"
+        "rest: rotation, SiLU, embedding; host: what is left of a step, draws included\n"
         "with several threads a part ends when the last of them is done with it; what a thread reads "
         "ahead of the next weights counts to the part in which it does so\n"
     )
@@ -257,6 +271,7 @@ def _request(plan: Plan) -> dict[str, Any]:
         "prompts": len(plan.jobs),
         "chat_prompts": sum(job.prompt.is_chat and templated for job in plan.jobs),
         "max_new_tokens": plan.max_new_tokens,
+        "sampling": describe(plan.sampling),
     }
 
 

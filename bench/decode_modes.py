@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.compare import first_difference
-from lookahead.config import AUTOREGRESSIVE, MAX_STEP_ROWS
+from lookahead.config import AUTOREGRESSIVE, MAX_STEP_ROWS, SamplingConfig
 from lookahead.drafting.ngram_pool import ORIGINS
 from lookahead.errors import InputError
 from lookahead.layout import LookaheadLayout
@@ -111,32 +111,36 @@ def step_rows(configs: Iterable[LookaheadConfig]) -> int:
     return max([DEFAULT_STEP_ROWS, *(LookaheadLayout.count_rows(*shape) for shape in shapes)])
 
 
-def autoregressive_mode(engine: Engine) -> Mode:
+def autoregressive_mode(engine: Engine, sampling: SamplingConfig) -> Mode:
     """One row a step. Without exactness no ids are promised, but what is timed against it is timed
     against the fastest of both on each prompt."""
     name = "autoregressive" if engine.model.inexact_reason is None else NOT_EXACT
-    return _engine_mode(engine, name, AUTOREGRESSIVE)
+    return _engine_mode(engine, name, AUTOREGRESSIVE, sampling)
 
 
-def tuned_mode(engine: Engine, config: LookaheadConfig) -> Mode:
+def tuned_mode(engine: Engine, config: LookaheadConfig, sampling: SamplingConfig) -> Mode:
     """What the engine does unless it is told otherwise: `config` is its own choice, or that of an
     engine that is like it but for its dtype."""
-    return _engine_mode(engine, TUNED, config)
+    return _engine_mode(engine, TUNED, config, sampling)
 
 
-def drafting_modes(engine: Engine, configs: Iterable[LookaheadConfig]) -> list[Mode]:
+def drafting_modes(
+    engine: Engine, configs: Iterable[LookaheadConfig], sampling: SamplingConfig
+) -> list[Mode]:
     """For each configuration: window and prompt n-grams, window only, pool only."""
     wanted: dict[LookaheadConfig, None] = {}
     for config in configs:
         wanted |= dict.fromkeys(window_configs(config))
         wanted[replace(config, window=0)] = None
-    return [_engine_mode(engine, label(config), config) for config in wanted]
+    return [_engine_mode(engine, label(config), config, sampling) for config in wanted]
 
 
-def window_modes(engine: Engine, configs: Iterable[LookaheadConfig]) -> list[Mode]:
+def window_modes(
+    engine: Engine, configs: Iterable[LookaheadConfig], sampling: SamplingConfig
+) -> list[Mode]:
     """For each configuration: with prompt n-grams and without."""
     wanted = dict.fromkeys(each for config in configs for each in window_configs(config))
-    return [_engine_mode(engine, label(config), config) for config in wanted]
+    return [_engine_mode(engine, label(config), config, sampling) for config in wanted]
 
 
 def window_configs(config: LookaheadConfig) -> list[LookaheadConfig]:
@@ -173,12 +177,19 @@ def run_of(result: Result) -> Run:
     )
 
 
-def _engine_mode(engine: Engine, name: str, config: LookaheadConfig) -> Mode:
+def _engine_mode(
+    engine: Engine, name: str, config: LookaheadConfig, sampling: SamplingConfig
+) -> Mode:
     kind = "autoregressive" if config == AUTOREGRESSIVE else "lookahead"
 
     def run(token_ids: list[int], max_new_tokens: int, trace: Trace | None = None) -> Run:
         result = engine.generate(
-            token_ids, max_new_tokens=max_new_tokens, mode=kind, lookahead=config, trace=trace
+            token_ids,
+            max_new_tokens=max_new_tokens,
+            mode=kind,
+            lookahead=config,
+            sampling=sampling,
+            trace=trace,
         )
         return run_of(result)
 

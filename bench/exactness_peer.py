@@ -4,7 +4,7 @@ from typing import Any
 
 import peers
 import torch
-from exactness_texts import compare_texts
+from exactness_texts import Text, compare_texts
 
 
 class LookUpPeer(peers.TransformersPeer):
@@ -15,12 +15,10 @@ class LookUpPeer(peers.TransformersPeer):
         plain = self._generate(token_ids, max_new_tokens)
         look_up = peers.TransformersLookUpPeer.settings
         other = self._generate(token_ids, max_new_tokens, **look_up)
-        return {"name": "transformers, prompt look-up", "peer": True, **compare_texts(plain, other)}
+        compared = compare_texts(plain, other)
+        return {"name": "transformers, prompt look-up", "is_promised": False, **compared}
 
-    def _generate(
-        self, token_ids: list[int], max_new_tokens: int, **settings: int
-    ) -> tuple[list[int], torch.Tensor]:
-        """New ids and their logits [new, vocab]."""
+    def _generate(self, token_ids: list[int], max_new_tokens: int, **settings: int) -> Text:
         ids = torch.tensor([token_ids], device=self._model.device)
         output = self._model.generate(
             ids,
@@ -32,4 +30,4 @@ class LookUpPeer(peers.TransformersPeer):
             **settings,
         )
         new_ids = output.sequences[0, len(token_ids) :].tolist()
-        return new_ids, torch.cat(output.logits)[: len(new_ids)]
+        return Text(new_ids, torch.cat(output.logits)[: len(new_ids)])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can show, in one command of at most eight minutes: the tests that need one,
-# the attention benchmark, steps of known models' shapes with recorded acceptance, and, given a checkpoint,
-# decoding and its exactness. Installs nothing and needs no network.
+# the attention benchmark, what draws cost, steps of known models' shapes with recorded acceptance, and, given
+# a checkpoint, decoding and its exactness. Installs nothing and needs no network.
 #
 #   bench/gpu_check.sh OUT_DIR [CKPT]
 #
@@ -31,7 +31,7 @@ log=$out/log.txt
 parts=$out/parts.tsv
 : > "$log"
 : > "$parts"
-rm -f "$out"/{gpu_check,attn_mask,replay_7b,replay_smollm2,decode,exactness}.json "$out/tests.xml"
+rm -f "$out"/{gpu_check,attn_mask,sampling,replay_7b,replay_smollm2,decode,exactness}.json "$out/tests.xml"
 
 # part NAME SECONDS COMMAND...: run it within SECONDS and note how it ended.
 part() {
@@ -52,9 +52,11 @@ replay() {
         --limit 2 --repeats 1 --json-out "$out/replay_$1.json"
 }
 
-part tests 140 "$python" -m pytest -m gpu tests/kernels/test_gpu.py tests/kernels/test_gpu_step.py -rs --continue-on-collection-errors \
+part tests 140 "$python" -m pytest -m gpu tests/kernels/test_gpu.py tests/kernels/test_gpu_step.py \
+    tests/kernels/test_gpu_draw.py -rs --continue-on-collection-errors \
     --junitxml "$out/tests.xml" -p no:cacheprovider
-part attn_mask 140 "$python" bench/attn_mask.py --quick --seconds 95 --json-out "$out/attn_mask.json"
+part attn_mask 115 "$python" bench/attn_mask.py --quick --seconds 70 --json-out "$out/attn_mask.json"
+part sampling 25 "$python" bench/sampling.py --dtype bfloat16 --json-out "$out/sampling.json"
 replay 7b 70 llama-2-7b
 replay smollm2 30 smollm2-135m
 if [ -n "$checkpoint" ]; then

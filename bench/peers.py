@@ -13,7 +13,7 @@ import decode_modes
 import torch
 from peer_llama_cpp import LlamaCppPeer
 
-from lookahead.config import ModelConfig
+from lookahead.config import ModelConfig, SamplingConfig
 from lookahead.errors import InputError
 
 LOOKED_UP_TOKENS = 10
@@ -116,11 +116,13 @@ PEERS = {
 }
 
 
-def parse_peers(text: str) -> list[str]:
-    """Names, separated by commas, of peers that are installed."""
+def parse_peers(text: str, sampling: SamplingConfig) -> list[str]:
+    """Names, separated by commas, of peers that are installed and can choose tokens like this."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in PEERS:
             raise InputError(f"--peers: {name!r} is not known, expected {', '.join(PEERS)}")
         PEERS[name].require()
+    if names and sampling != SamplingConfig():
+        raise InputError("--peers decode greedily: leave out --peers or the sampling options")
     return names

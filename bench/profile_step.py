@@ -1,7 +1,8 @@
 """Where a decoding step's time goes: products, attention, norm, rest, head and argmax, host.
 
 Decodes prompts with each configuration, in turn with and without clocks, so that what the clocks cost
-shows. The host's share is what is left of a step: n-gram pool, verification, and Python between them.
+shows. The host's share is what is left of a step: n-gram pool, draws, verification, and Python between
+them.
 Knows how parts become rows; how they are timed is `profile_numba.py`'s and `profile_ops.py`'s business.
 """
 
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +20,7 @@ from decode_modes import Job, label
 from tqdm import tqdm
 
 from lookahead import Engine, LookaheadConfig
-from lookahead.config import AUTOREGRESSIVE
+from lookahead.config import AUTOREGRESSIVE, SamplingConfig
 from lookahead.errors import InputError
 from lookahead.models.llama import Llama
 from lookahead.step_output import StepRecord
@@ -66,27 +68,27 @@ def measure(
     jobs: Sequence[Job],
     max_new_tokens: int,
     repeats: int,
+    sampling: SamplingConfig,
 ) -> list[dict[str, Any]]:
     """One row for autoregressive decoding and each configuration. A request's first step, which comes
     with the prefill, is left out. Raises InputError where no operation was seen."""
     clocks = _compiled_clocks if engine.model.implementation == "numba" else _operation_clocks
+    run = partial(_run, engine, sampling)
     profiles = [Profile(config) for config in (AUTOREGRESSIVE, *configs)]
     for profile in profiles:
         for job in jobs:  # warm, and counted
-            _run(engine, profile.config, job, max_new_tokens, trace=_count_into(profile))
+            run(profile.config, job, max_new_tokens, trace=_count_into(profile))
     # Once for nothing: code with clocks is compiled when it is first run.
-    _run(engine, AUTOREGRESSIVE, jobs[0], 2, clocks=clocks)
+    run(AUTOREGRESSIVE, jobs[0], 2, clocks=clocks)
     total = repeats * len(jobs) * len(profiles)
     with tqdm(total=total, desc="profiling", unit="run", leave=False, disable=None) as progress:
         for turn in range(repeats * len(jobs)):
             for place in range(len(profiles)):
                 profile, job = profiles[(turn + place) % len(profiles)], jobs[turn % len(jobs)]
-                steps, seconds, _ = _run(engine, profile.config, job, max_new_tokens)
+                steps, seconds, _ = run(profile.config, job, max_new_tokens)
                 if steps:
                     profile.plain_ms.append(1000 * seconds / steps)
-                steps, seconds, parts = _run(
-                    engine, profile.config, job, max_new_tokens, clocks=clocks
-                )
+                steps, seconds, parts = run(profile.config, job, max_new_tokens, clocks=clocks)
                 profile.steps += steps
                 profile.clocked_seconds += seconds
                 profile.parts += parts
@@ -114,6 +116,7 @@ def _count_into(profile: Profile) -> Callable[[StepRecord], None]:
 
 def _run(
     engine: Engine,
+    sampling: SamplingConfig,
     config: LookaheadConfig,
     job: Job,
     max_new_tokens: int,
@@ -126,6 +129,7 @@ def _run(
         max_new_tokens=max_new_tokens,
         mode="autoregressive" if config == AUTOREGRESSIVE else "lookahead",
         lookahead=config,
+        sampling=sampling,
         trace=trace,
     )
     next(stream, None)

@@ -17,6 +17,7 @@ from tiny_models import one_thread
 from torch.autograd import DeviceType
 
 from lookahead import Engine, InputError, LookaheadConfig
+from lookahead.config import SamplingConfig
 from lookahead.models import forward_numba
 from lookahead.models.forward_ops import OpsForward
 
@@ -31,6 +32,7 @@ from timing import Prompt
 
 LAYERS = 2
 CONFIG = LookaheadConfig(4, 3, 2)
+SAMPLING = SamplingConfig()
 # What a phase of `run_forward` calls, and the part that it counts as.
 CALLS = {
     "_embed_row": "rest",
@@ -177,7 +179,7 @@ def test_a_step_that_does_not_show_its_operations_is_refused(
     job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
     monkeypatch.setattr(profile_ops, "seconds_by_group", lambda *_: Counter(seen))
     with one_thread(), pytest.raises(InputError, match=expected):
-        profile_step.measure(engine, [CONFIG], [job], 4, repeats=1)
+        profile_step.measure(engine, [CONFIG], [job], 4, 1, SAMPLING)
 
 
 @pytest.mark.parametrize("implementation", ["numba", "torch"])
@@ -186,7 +188,7 @@ def test_parts_of_a_step_add_up(checkpoint: Path, implementation: str) -> None:
     job = Job(Prompt("a", None, "abc abc", False), engine.tokenizer.encode("abc abc"))
     with one_thread():
         configs = [CONFIG, engine.tuning.config]
-        plain, drafting, tuned = profile_step.measure(engine, configs, [job], 16, repeats=2)
+        plain, drafting, tuned = profile_step.measure(engine, configs, [job], 16, 2, SAMPLING)
     assert (plain["mode"], plain["rows"], plain["steps"]) == ("autoregressive", 1, 2 * 15)
     # Lengths 6..21, the first step's too.
     assert plain["length"] == 6 + 7.5

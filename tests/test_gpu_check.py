@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import gpu_report
 import replay
+import sampling
 
 BENCH = Path(gpu_report.__file__).parent
 TESTS = """<testsuites><testsuite>
@@ -128,7 +129,7 @@ def test_a_replay_is_told_in_words(
 def test_all_parts_fit_into_eight_minutes() -> None:
     script = (BENCH / "gpu_check.sh").read_text()
     limits = re.findall(r"^ *(?:part|replay) [a-z0-9_]+ (\d+) ", script, re.MULTILINE)
-    assert len(limits) == 6
+    assert len(limits) == 7
     assert sum(map(int, limits)) <= 480
 
 
@@ -151,6 +152,7 @@ def test_every_command_of_the_script_is_one_that_exists(tmp_path: Path) -> None:
     assert [command.split()[0] for command in commands] == [
         "-m",
         "bench/attn_mask.py",
+        "bench/sampling.py",
         "bench/replay.py",
         "bench/replay.py",
         "bench/decode.py",
@@ -159,11 +161,13 @@ def test_every_command_of_the_script_is_one_that_exists(tmp_path: Path) -> None:
     ]
     assert (
         f"--shape llama-2-7b --configs 15,5,15 --limit 2 --repeats 1 --json-out {out}/replay_7b.json"
-        in commands[2]
+        in commands[3]
     )
-    parsed = replay.build_parser().parse_args(commands[3].split()[1:])
+    parsed = replay.build_parser().parse_args(commands[4].split()[1:])
     assert (parsed.shape, parsed.json_out) == ("smollm2-135m", out / "replay_smollm2.json")
     assert parsed.replay == Path("bench/trace.json")
+    assert "tests/kernels/test_gpu_draw.py" in commands[0]
+    sampling.build_parser().parse_args(commands[2].split()[1:])
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b", "c"]])
