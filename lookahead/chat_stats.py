@@ -58,10 +58,11 @@ class SessionStats:
             return "stats: there is no answer yet"
         result, figures = self._last
         shape = result.window, result.ngram, result.guesses
+        answers = "1 answer" if self._answers == 1 else f"{self._answers} answers"
         lines = [
             f"(window, ngram, guesses): {shape}, {_reason(result)}",
             f"last answer: {figures}",
-            f"session of {self._answers}: {self._session}",
+            f"session: {answers}, {self._session}",
         ]
         return "\n".join(f"stats: {line}" for line in lines)
 

@@ -66,6 +66,7 @@ def result(new_tokens: int, steps: int, seconds: float) -> Result:
         adaptive=False,
         rows_per_step=1.0,
         seed=0,
+        sample=0,
         exact=True,
         inexact_reason=None,
         row_block=1,

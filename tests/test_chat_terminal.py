@@ -141,7 +141,8 @@ def test_twenty_turns(start, tmp_path):
             stats = terminal.say("/stats")
             assert counts_in(stats) == (prompt - 1 - reused, reused)
             total += prompt - 1 - reused
-            assert f"session: {number + 1} answers, {6 * (number + 1)} tokens, " in stats
+            answers = "1 answer" if number == 0 else f"{number + 1} answers"
+            assert f"session: {answers}, {6 * (number + 1)} tokens, " in stats
             assert f"; prompt: {total} tokens prefilled, " in stats.splitlines()[-1]
             messages.append({"role": "assistant", "content": answer})
             reused = prompt + len(answer) - 1
