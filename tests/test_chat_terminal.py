@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -87,7 +88,14 @@ class Terminal:
 
     def leave(self, how: str) -> int:
         """Exit code."""
-        self.type(how)
+        # Ctrl-C between a prompt and the moment at which Python waits for keys is noticed with the next
+        # key only: so it is typed again.
+        give_up_at = time.monotonic() + PATIENCE
+        while self._process.poll() is None and time.monotonic() < give_up_at:
+            with suppress(OSError):  # it has ended by now
+                self.type(how)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
         self.read_until(None)
         return self._process.wait(PATIENCE)
 
