@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from lookahead.interrupts import interrupts_wait
 from lookahead.results import Result
 
 if TYPE_CHECKING:
@@ -22,18 +23,20 @@ def show(
     silent: bool,
     on_complete: Callable[[int, Result], None] | None = None,
     with_summary: bool = True,
-) -> list[Result]:
-    """Run a batch to its end, or to Ctrl-C. Prints answers in order of the prompts unless `silent`, and
+) -> tuple[list[Result], bool]:
+    """Run a batch to its end, or to Ctrl-C; returns the results, and whether it was that. Prints answers in order of the prompts unless `silent`, and
     a summary behind each if `with_summary`; calls `on_complete` with each one's number and result, in
     that order, as soon as it is there."""
-    display = Display(batch, silent, on_complete, with_summary)
+    display, is_interrupted = Display(batch, silent, on_complete, with_summary), False
     try:
         for _ in batch:
             display.update()
+        display.update()  # what ended without text
     except KeyboardInterrupt:
+        is_interrupted = True
         batch.close()
-    display.update()  # what ended without text, or was interrupted
-    return batch.results
+        display.update()
+    return batch.results, is_interrupted
 
 
 class Display:
@@ -65,15 +68,19 @@ class Display:
             self._print(text, next(self._colours))
             if not answer.is_done:
                 break
-            number, self._turn, self._shown = self._turn, self._turn + 1, 0
-            self._print("\n", None)
+            with interrupts_wait():  # an answer that is complete is told whole, and once
+                self._complete(self._turn)
+                self._turn, self._shown = self._turn + 1, 0
+
+    def _complete(self, number: int) -> None:
+        answers, result = self._batch.answers, self._batch.result(number)
+        self._print("\n", None)
+        if self._with_summary:
             num_samples = 1 + max(each.request.sample for each in answers)
             where = numbered_line(number, len(answers), num_samples)
-            result = self._batch.result(number)
-            if self._with_summary:
-                print(f"{where}{summary(result)}", file=sys.stderr)
-            if self._on_complete is not None:
-                self._on_complete(number, result)
+            print(f"{where}{summary(result)}", file=sys.stderr)
+        if self._on_complete is not None:
+            self._on_complete(number, result)
 
     def _print(self, text: str, colour: int | None) -> None:
         if text and not self._silent:

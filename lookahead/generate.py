@@ -120,16 +120,14 @@ def _run(options: argparse.Namespace) -> int:
 
     batch = start(given, options.mode)
     at_once = print_object if options.json and not options.compare else None
-    results = show(batch, options.json, at_once)
+    results, interrupted = show(batch, options.json, at_once)
     if options.stats:
         from lookahead.stats import stats
 
         lines = stats(results, batch.budget, engine.costs, engine.capture_seconds)
         print(lines, file=sys.stderr)
-    interrupted = _any_interrupted(results)
     if options.compare and not interrupted:
-        others = show(start(given, "autoregressive"), silent=True)
-        interrupted = _any_interrupted(others)
+        others, interrupted = show(start(given, "autoregressive"), silent=True)
         if not interrupted:
             others = [
                 replace(each, prompt=prompt) for each, prompt in zip(others, prompts, strict=True)
@@ -144,10 +142,6 @@ def _run(options: argparse.Namespace) -> int:
     if interrupted:
         return INTERRUPTED
     return 1 if any(result.identical is False for result in results) else 0
-
-
-def _any_interrupted(results: Sequence[Result]) -> bool:
-    return any(result.finish_reason == "interrupted" for result in results)
 
 
 def _compare(

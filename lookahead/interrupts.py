@@ -1,4 +1,4 @@
-"""Ctrl-C that comes while a callback runs that cannot pass it on.
+"""Ctrl-C that comes while a callback runs that cannot pass it on, or when it is to wait.
 
 LLVM tells Numba of what it compiled through a callback from C. Ctrl-C while LLVM is at work, which it
 is for much of a first load, is raised in there, and Python can only report it as ignored.
@@ -43,6 +43,24 @@ def lost_interrupts_come_again() -> Iterator[None]:
         sys.unraisablehook = report
         was_lost = _take(lost)
     if was_lost:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Within, Ctrl-C waits until the end."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    if not is_main or before is not signal.default_int_handler:  # then nothing is interrupted
+        yield
+        return
+    came: list[None] = []
+    signal.signal(signal.SIGINT, lambda *_: came.append(None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
         raise KeyboardInterrupt
 
 

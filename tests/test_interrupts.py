@@ -11,7 +11,7 @@ import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 
 from lookahead import interrupts
-from lookahead.interrupts import lost_interrupts_come_again
+from lookahead.interrupts import interrupts_wait, lost_interrupts_come_again
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +103,18 @@ def test_ctrl_c_while_a_kernel_is_compiled(tmp_path):
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_waits_until_what_must_be_whole_is():
+    done = []
+
+    def interrupted() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            done.append("whole")
+        done.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
