@@ -24,9 +24,11 @@ def show(
     on_complete: Callable[[int, Result], None] | None = None,
     with_summary: bool = True,
 ) -> tuple[list[Result], bool]:
-    """Run a batch to its end, or to Ctrl-C; returns the results, and whether it was that. Prints answers in order of the prompts unless `silent`, and
-    a summary behind each if `with_summary`; calls `on_complete` with each one's number and result, in
-    that order, as soon as it is there."""
+    """Run a batch to its end, or to Ctrl-C; returns the results, and whether it was that.
+
+    Prints answers in order of the prompts unless `silent`, and a summary behind each if `with_summary`;
+    calls `on_complete` with each one's number and result, in that order, as soon as it is there.
+    """
     display, is_interrupted = Display(batch, silent, on_complete, with_summary), False
     try:
         for _ in batch:
