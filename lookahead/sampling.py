@@ -149,7 +149,7 @@ def _processed(
     numbers, first = rows.tolist(), histories.first_candidate
     is_drawn = [number % step_rows == 0 or number % step_rows >= first for number in numbers]
     drawn = [place for place, is_one in enumerate(is_drawn) if is_one]
-    texts = [_history(numbers[place], histories) for place in drawn]
+    texts = [histories.of_row(numbers[place]) for place in drawn]
     given = logits[drawn]
     processed = processor(given.clone(), texts)
     is_same_kind = isinstance(processed, torch.Tensor) and (
@@ -166,7 +166,7 @@ def _processed(
             f"logits_processor must return logits {list(given.shape)} of {given.dtype} on "
             f"{given.device}, got {what}"
         )
-    alone = processor(given[-1:].clone(), [_history(numbers[drawn[-1]], histories)])
+    alone = processor(given[-1:].clone(), [histories.of_row(numbers[drawn[-1]])])
     if not torch.equal(alone[0].nan_to_num(), processed[-1].nan_to_num()):
         raise InputError(
             "logits_processor gave a row other logits when it was called again with that row alone: "
@@ -175,15 +175,3 @@ def _processed(
     result = logits.clone()
     result[drawn] = processed
     return result
-
-
-def _history(number: int, histories: Histories) -> list[int]:
-    """The ids before the next token of a row, by its number sequence * T + row."""
-    sequence, row = divmod(number, histories.tokens.shape[1])
-    path: list[int] = []
-    parents = histories.parents.tolist()
-    while row > 0:
-        path.insert(0, int(histories.tokens[sequence, row]))
-        row = parents[row]
-    length = int(histories.lengths[sequence])
-    return histories.text[sequence, : length + 1].tolist() + path

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from lookahead.row_budget import RowBudget, StepShape
 from lookahead.step import Step
-from lookahead.step_numbers import NumberPacking, StepNumbers
+from lookahead.step_numbers import StepNumbers
 
 # The first bucket of committed lengths; each is twice the one before.
 SHORTEST_BUCKET = 512
@@ -129,7 +129,7 @@ class PipelinedStep:
         self._lengths = [0] * batch
         self._running: set[int] = set()
         step.state.end()
-        self._packing = NumberPacking(step.config, step.path_rows)
+        self._packing = step.packing
         # Outside of what is recorded: it stays.
         size = (batch, self._packing.size)
         self._numbers = torch.zeros(size, dtype=torch.int64, device=step.model.device)

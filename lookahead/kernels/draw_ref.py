@@ -94,17 +94,12 @@ def draw_ref(
     """See `draw`. Every row is drawn, whether it is reached or not."""
     tokens, possible = chosen.clone(), torch.ones_like(chosen, dtype=torch.bool)
     step_rows = histories.tokens.shape[1]
-    parents = histories.parents.tolist()
     seed = int(warpers.seed)
-    for place, (sequence, row) in enumerate(divmod(each, step_rows) for each in rows.tolist()):
+    for place, number in enumerate(rows.tolist()):
+        sequence, row = divmod(number, step_rows)
         if 0 < row < histories.first_candidate:
             continue
-        path: list[int] = []
-        while row > 0:
-            path.insert(0, int(histories.tokens[sequence, row]))
-            row = parents[row]
-        length = int(histories.lengths[sequence])
-        history = histories.text[sequence, : length + 1].tolist() + path
+        history = histories.of_row(number)
         new_tokens = history[int(histories.prompt_lengths[sequence]) :]
         eos_ids = histories.eos_ids[sequence].tolist()
         scores = warped_scores(logits[place], history, new_tokens, eos_ids, warpers)
@@ -115,6 +110,6 @@ def draw_ref(
         if warpers.values[TEMPERATURE] == 0:
             tokens[place] = (scores == largest).nonzero()[0]
             continue
-        number = uniform(seed, int(histories.samples[sequence]), len(history))
-        tokens[place] = pick(kept_weights(scores, warpers), number)
+        share = uniform(seed, int(histories.samples[sequence]), len(history))
+        tokens[place] = pick(kept_weights(scores, warpers), share)
     return tokens, possible

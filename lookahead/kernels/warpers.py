@@ -60,3 +60,13 @@ class Histories(NamedTuple):
     tokens: torch.Tensor
     parents: torch.Tensor
     first_candidate: int
+
+    def of_row(self, number: int) -> list[int]:
+        """The ids before the next token of a row, by its number sequence * T + row; looks at data."""
+        sequence, row = divmod(number, self.tokens.shape[1])
+        path: list[int] = []
+        while row > 0:
+            path.insert(0, int(self.tokens[sequence, row]))
+            row = int(self.parents[row])
+        length = int(self.lengths[sequence])
+        return self.text[sequence, : length + 1].tolist() + path
