@@ -56,9 +56,8 @@ class Batch:
         self._on_logits = on_logits
         self._num_begun = 0
         self._running: dict[int, int] = {}  # sequence -> number of the request
-        self._prompts: dict[
-            int, list[int]
-        ] = {}  # sequence -> the prompt that its cache begins with
+        # By sequence: the prompt that its cache begins with.
+        self._prompts: dict[int, list[int]] = {}
         self._ready: list[tuple[int, Chunk]] = []
 
     def __iter__(self) -> "Batch":
