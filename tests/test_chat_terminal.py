@@ -17,6 +17,7 @@ from tiny_checkpoint import CHAT_TEMPLATE, write_tiny_checkpoint
 from lookahead.chat import PROMPT
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
+termios = pytest.importorskip("termios", reason="pseudo-terminals are POSIX only")
 
 LONG = 200_000  # more tokens than can come before a test has seen the first few and has acted
 PATIENCE = 300  # seconds, for a machine that does much else
@@ -41,6 +42,7 @@ class Terminal:
 
     def __init__(self, *options: object) -> None:
         self._terminal, its_other_end = pty.openpty()
+        keep_output_at_ctrl_c(its_other_end)
         command = [sys.executable, "-c", PROGRAM, *map(str, options)]
         surroundings = {**os.environ, "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -98,6 +100,13 @@ class Terminal:
                 self._process.wait(5)
         self.read_until(None)
         return self._process.wait(PATIENCE)
+
+
+def keep_output_at_ctrl_c(terminal: int) -> None:
+    """A terminal drops what it was given and nobody has read yet when Ctrl-C is typed; not this one."""
+    attributes = termios.tcgetattr(terminal)
+    attributes[3] |= termios.NOFLSH  # of the local modes
+    termios.tcsetattr(terminal, termios.TCSANOW, attributes)
 
 
 @pytest.fixture
