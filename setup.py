@@ -4,6 +4,7 @@ from setuptools import find_packages, setup
 
 TEST = [
     "pytest>=8",
+    "pytest-xdist>=3.5",  # a test process for each core
     "transformers>=4.48",  # an independent implementation that tests compare with
     "gguf>=0.16",
     "numpy",

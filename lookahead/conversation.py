@@ -5,15 +5,19 @@ what is new. Knows how the ids of a turn follow from those of the turn before; w
 the cache is the engine's business.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from lookahead.batch import Trace
-from lookahead.config import LookaheadConfig, SamplingConfig
 from lookahead.errors import InputError
+from lookahead.request_options import RequestOptions
 from lookahead.stream import OnLogits, Stream
 from lookahead.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -27,15 +31,8 @@ class StartTurn(Protocol):
         token_ids: list[int],
         before: Stream | None,
         *,
-        max_new_tokens: int,
-        mode: str,
-        lookahead: LookaheadConfig | None,
-        sampling: SamplingConfig | None,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        trace: Trace | None,
-        on_logits: OnLogits | None,
-        logprobs: int | None,
+        on_logits: OnLogits | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream: ...
 
 
@@ -141,20 +138,9 @@ class Conversation:
         return self._turn is not None and self._turn.is_rewritten
 
     def say(
-        self,
-        text: str,
-        *,
-        max_new_tokens: int = 256,
-        mode: str = "lookahead",
-        lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        trace: Trace | None = None,
-        on_logits: OnLogits | None = None,
-        logprobs: int | None = None,
+        self, text: str, *, on_logits: OnLogits | None = None, **options: Unpack[RequestOptions]
     ) -> Stream:
-        """Add a message and start the answer. Arguments as for `Engine.stream`.
+        """Add a message and start the answer. Options as for `Engine.stream`.
 
         Returns:
             An iterator of chunks. When it has ended or was closed, its text is the next message.
@@ -177,19 +163,8 @@ class Conversation:
                 f"{self._max_length - 1} fit in a context of {self._max_length}: shorten the message, "
                 "or begin anew with reset(), /reset in the chat"
             )
-        stream = self._start(
-            token_ids,
-            None if self._turn is None else self._turn.stream,
-            max_new_tokens=max_new_tokens,
-            mode=mode,
-            lookahead=lookahead,
-            sampling=sampling,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            trace=trace,
-            on_logits=on_logits,
-            logprobs=logprobs,
-        )
+        before = None if self._turn is None else self._turn.stream
+        stream = self._start(token_ids, before, on_logits=on_logits, **options)
         self._said = said
         self._turn = Turn(rendered, token_ids, is_rewritten, stream)
         return stream
@@ -214,7 +189,7 @@ class Conversation:
         if turn is not None:
             for begin in self._beginnings(turn):
                 if rendered.startswith(begin):
-                    rest = self._tokenizer.encode(rendered[len(begin) :], add_special_tokens=False)
+                    rest = self._tokenizer.encode_behind(rendered[len(begin) :])
                     return [*turn.token_ids, *turn.answer_ids, *rest], False
         ids = self._tokenizer.encode(rendered, add_special_tokens=False)
         return ids, turn is not None

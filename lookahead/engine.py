@@ -4,9 +4,12 @@ Knows who may use the sequences that there are, one batch at a time. What can be
 `request.py`'s business, how requests run `batch.py`'s, which step they run `step_source.py`'s.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lookahead.answer import Answer, Kept
 from lookahead.batch import Batch, OnLogits, Trace
@@ -26,6 +29,7 @@ from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
 from lookahead.prompt_ids import Prompt, as_prompts
 from lookahead.request import Wishes, check_rows, fitting_size
+from lookahead.request_options import BatchOptions, DecodingOptions, RequestOptions
 from lookahead.results import Result
 from lookahead.row_budget import RowBudget
 from lookahead.sampling import LogitsProcessor
@@ -37,6 +41,9 @@ from lookahead.stream import OnLogits as StreamLogits
 from lookahead.stream import Stream, numbered
 from lookahead.tokenizer import Tokenizer
 from lookahead.tune import Tuning, tune
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Engine:
@@ -75,7 +82,7 @@ class Engine:
         max_step_rows: int = DEFAULT_STEP_ROWS,
         implementation: str = "auto",
         exact: bool = True,
-    ) -> "Engine":
+    ) -> Engine:
         """Load a checkpoint directory and allocate every buffer.
 
         Args:
@@ -155,74 +162,31 @@ class Engine:
         return LookaheadConfig(min(window, most), ngram, min(guesses, most))
 
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int = 256,
-        mode: str = "lookahead",
-        lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        trace: Trace | None = None,
-        num_samples: int = 1,
-        logprobs: int | None = None,
+        self, prompt: Prompt | Sequence[Prompt], **options: Unpack[BatchOptions]
     ) -> Result | list[Result]:
-        """Decode one prompt, or a list of prompts, to the end. Arguments as for `batch`.
+        """Decode one prompt, or a list of prompts, to the end. Options as for `batch`.
 
         Returns:
             The result; for a list of prompts, or more than one sample, the results in order.
         """
         prompts, is_list = as_prompts(prompt)
-        batch = self.batch(
-            prompts,
-            max_new_tokens=max_new_tokens,
-            mode=mode,
-            lookahead=lookahead,
-            sampling=sampling,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            trace=trace,
-            num_samples=num_samples,
-            logprobs=logprobs,
-        )
-        results = batch.run_to_end()
-        return results if is_list or num_samples > 1 else results[0]
+        results = self.batch(prompts, **options).run_to_end()
+        return results if is_list or options.get("num_samples", 1) > 1 else results[0]
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        max_new_tokens: int = 256,
-        mode: str = "lookahead",
-        lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        trace: Trace | None = None,
         on_logits: StreamLogits | None = None,
-        logprobs: int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
-        """Decode one prompt step by step. Arguments as for `batch`, but that `on_logits` is given no
-        number.
+        """Decode one prompt step by step. Options as for `batch`, but that there is one answer and
+        that `on_logits` is given no number.
 
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.
         """
-        return Stream(
-            self.batch(
-                [prompt],
-                max_new_tokens=max_new_tokens,
-                mode=mode,
-                lookahead=lookahead,
-                sampling=sampling,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                trace=trace,
-                on_logits=numbered(on_logits),
-                logprobs=logprobs,
-            )
-        )
+        return Stream(self.batch([prompt], on_logits=numbered(on_logits), **options))
 
     def batch(
         self,
@@ -318,52 +282,22 @@ class Engine:
         return batch
 
     def session(
-        self,
-        prompt: Prompt,
-        *,
-        logits_processor: LogitsProcessor | None = None,
-        max_new_tokens: int = 256,
-        mode: str = "lookahead",
-        lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
+        self, prompt: Prompt, *, mode: str = "lookahead", **options: Unpack[DecodingOptions]
     ) -> Session:
-        """Decode one prompt for sampling code of your own. Arguments as for `batch`.
+        """Decode one prompt for sampling code of your own. Options as for `batch`.
 
         Returns:
-            An iterator of steps, each with its logits; the next one runs when it is asked for.
+            An iterator of steps, each with its record and logits; the next one runs when it is asked
+            for.
         """
 
         def start(trace: Trace, on_logits: StreamLogits) -> Stream:
-            return Stream(
-                self.batch(
-                    [prompt],
-                    max_new_tokens=max_new_tokens,
-                    mode=mode,
-                    lookahead=lookahead,
-                    sampling=sampling,
-                    stop=stop,
-                    ignore_eos=ignore_eos,
-                    trace=trace,
-                    on_logits=numbered(on_logits),
-                    logits_processor=logits_processor,
-                )
-            )
+            return self.stream(prompt, mode=mode, trace=trace, on_logits=on_logits, **options)
 
         return Session(start)
 
-    def compare(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-    ) -> Result:
-        """Decode one prompt in both modes. Arguments as for `batch`.
+    def compare(self, prompt: Prompt, **options: Unpack[DecodingOptions]) -> Result:
+        """Decode one prompt in both modes. Options as for `batch`.
 
         Returns:
             The result of lookahead decoding; its `autoregressive` is the other mode's, `identical`
@@ -371,16 +305,7 @@ class Engine:
         """
 
         def start(mode: str, on_logits: StreamLogits | None = None) -> Stream:
-            return self.stream(
-                prompt,
-                max_new_tokens=max_new_tokens,
-                mode=mode,
-                lookahead=lookahead,
-                sampling=sampling,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                on_logits=on_logits,
-            )
+            return self.stream(prompt, mode=mode, on_logits=on_logits, **options)
 
         result = start("lookahead").run_to_end()
         return compared(result, start("autoregressive").run_to_end(), start)
@@ -395,30 +320,12 @@ class Engine:
         token_ids: list[int],
         before: Stream | None,
         *,
-        max_new_tokens: int,
-        mode: str,
-        lookahead: LookaheadConfig | None,
-        sampling: SamplingConfig | None,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        trace: Trace | None,
-        on_logits: StreamLogits | None,
-        logprobs: int | None,
+        on_logits: StreamLogits | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         """See `conversation.StartTurn`."""
         ran_last = self._running()
-        stream = self.stream(
-            token_ids,
-            max_new_tokens=max_new_tokens,
-            mode=mode,
-            lookahead=lookahead,
-            sampling=sampling,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            trace=trace,
-            on_logits=on_logits,
-            logprobs=logprobs,
-        )
+        stream = self.stream(token_ids, on_logits=on_logits, **options)
         # Whatever ran in between has written over the cache.
         if before is not None and before.batch is ran_last:
             in_cache = _num_common(token_ids[:-1], before.answer.committed_ids)

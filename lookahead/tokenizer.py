@@ -94,6 +94,21 @@ class Tokenizer:
             ) from error
         return self._vocabulary.encode(text, add_special_tokens)
 
+    def encode_behind(self, text: str) -> list[int]:
+        """Ids of `text` where it goes on from other text, and none of the special tokens that a text
+        begins or ends with: a vocabulary that begins every text with a space does not begin this one
+        so."""
+        ids = self.encode(text, add_special_tokens=False)
+        if not self._vocabulary.decoding.strip_left:
+            return ids
+        # The space then stands before a character that the text's first ones do not join.
+        for character in "\n.;":
+            begin = self.encode(character, add_special_tokens=False)
+            both = self.encode(character + text, add_special_tokens=False)
+            if both[: len(begin)] == begin:
+                return both[len(begin) :]
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out."""
         detokenizer = self.detokenizer()

@@ -70,6 +70,13 @@ def test_too_little_memory_is_refused(checkpoint):
     )
 
 
+@pytest.mark.parametrize("method", ["stream", "session", "compare"])
+def test_several_answers_are_for_a_batch(engine, method):
+    said = refusal(getattr(engine, method), PROMPT, num_samples=2)
+    assert said == "a stream is of one answer, got 2: use `batch` for several"
+    assert len(engine.generate(PROMPT, max_new_tokens=2, num_samples=2)) == 2
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [

@@ -62,7 +62,7 @@ ROWS = [
     "results stops request",
     "answer logprobs",
     "batch",
-    "stream",
+    "stream request_options",
     "compare conversation display session stats",
     "engine",
     "gguf_file",

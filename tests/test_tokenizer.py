@@ -163,6 +163,29 @@ def test_added_tokens_of_a_tokenizer_model(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("write", "settings"),
+    [
+        (write_byte_level, {}),
+        (write_byte_fallback, {}),
+        (write_sentencepiece, {"legacy": True}),
+        (write_sentencepiece, {"legacy": False}),
+        (write_sentencepiece, {"add_prefix_space": False}),
+        (copy_llama2_style, {"legacy": True}),
+    ],
+)
+@pytest.mark.parametrize(
+    "rest", [" </s><s>[INST] What? [/INST]", "\nin 2024", " and", "</s> the dog", ""]
+)
+def test_what_goes_on_from_a_text_has_the_ids_that_it_has_within_it(
+    write, settings, rest, tmp_path
+):
+    tokenizer = Tokenizer.load(write(tmp_path, **settings))
+    text = "The answer is 42."
+    ids = [tokenizer.encode(each, add_special_tokens=False) for each in (text, text + rest)]
+    assert tokenizer.encode_behind(rest) == ids[1][len(ids[0]) :]
+
+
+@pytest.mark.parametrize(
     ("flags", "before", "after"),
     [
         ({}, [1], []),
