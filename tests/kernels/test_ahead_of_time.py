@@ -16,7 +16,13 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 65536}
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+def most_are_slow(architecture: str) -> object:
+    """One of either maker's is built by `make test`, all by `make test-all`."""
+    is_slow = architecture not in ("sm_90", "gfx942")
+    return pytest.param(architecture, marks=pytest.mark.slow) if is_slow else architecture
+
+
+@pytest.fixture(scope="module", params=map(most_are_slow, ARCHITECTURES))
 def builds(request: pytest.FixtureRequest) -> list[dict]:
     return list(ahead_of_time.build_all(list(ahead_of_time.table_requests(request.param))))
 

@@ -99,7 +99,6 @@ def mask_case(layout: RowTree, length: int) -> Case:
         RowTree.chain(20),
         *(random_tree(seed, 25) for seed in range(6)),
     ],
-    ids=str,
 )
 def test_each_row_is_the_list_of_what_it_saw(layout):
     length = 62  # the rows' own keys lie in two tiles
