@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles.naive_llama import random_checkpoint
 from single_rows import checked_steps, same_bits
+from slow import slow_unless
 from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
 
 from lookahead.config import LookaheadConfig
@@ -198,7 +199,6 @@ def test_logits_are_those_that_the_ids_are_the_choices_of():
 def smollm2() -> Engine:
     if not SMOLLM2.is_dir():
         pytest.skip("the SmolLM2 checkpoint is not there; `make test` makes it")
-    torch.set_num_threads(2)
     return Engine.load(SMOLLM2, device="cpu", dtype="bfloat16", max_length=1024)
 
 
@@ -216,7 +216,7 @@ PROMPTS = (
 )
 
 
-@pytest.mark.parametrize("number", range(len(PROMPTS)))
+@pytest.mark.parametrize("number", slow_unless(range(4), range(len(PROMPTS))))
 def test_smollm2_in_bfloat16(smollm2, number):
     """Ids and every emitted row of logits, two configurations against autoregressive decoding."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from slow import slow_unless
 
 pytest.importorskip("triton", reason="Triton is not available for this platform")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
@@ -16,13 +17,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 65536}
 
 
-def most_are_slow(architecture: str) -> object:
-    """One of either maker's is built by `make test`, all by `make test-all`."""
-    is_slow = architecture not in ("sm_90", "gfx942")
-    return pytest.param(architecture, marks=pytest.mark.slow) if is_slow else architecture
-
-
-@pytest.fixture(scope="module", params=map(most_are_slow, ARCHITECTURES))
+@pytest.fixture(scope="module", params=slow_unless(("sm_90", "gfx942"), ARCHITECTURES))
 def builds(request: pytest.FixtureRequest) -> list[dict]:
     return list(ahead_of_time.build_all(list(ahead_of_time.table_requests(request.param))))
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from slow import slow_unless
 from step_pairs import SHAPES, check_not_finite, check_pair, check_prompt_in_parts
 
 from lookahead import step_ref
@@ -20,7 +21,9 @@ def test_both_do_the_same(shape):
     check_pair("triton", shape, range(2), fixed_shape=True)
 
 
-@pytest.mark.parametrize("shape", [(5, 4, 5), (0, 5, 3), (4, 3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "shape", slow_unless([(4, 3, 0)], [(5, 4, 5), (0, 5, 3), (4, 3, 0)]), ids=str
+)
 def test_both_do_the_same_with_the_rows_that_a_budget_leaves(shape):
     step_shapes = fixed_shapes(LookaheadConfig(*shape))
     assert len(step_shapes) == 1 + (shape[0] > 0) * (shape[2] > 0) + 1
