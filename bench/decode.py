@@ -202,8 +202,7 @@ def _time(plan: Plan, check_limit: int | None, repeats: int) -> dict[str, Any]:
     rows = decode_figures.timed_rows(modes, plan.jobs, runs, accepted)
     dtype = dtype_name(plan.dtype)
     print(
-        f"float32: all modes that are exact give the same ids on {len(checked)} of {len(plan.jobs)} "
-        "prompts\n"
+        f"float32: all modes that are exact give the same ids on all {len(checked)} prompts compared\n"
         f"timed: {dtype} on {plan.device}, {torch.get_num_threads()} threads, {len(plan.jobs)} prompts "
         f"x {repeats}, at most {plan.max_new_tokens} new tokens, {describe(plan.sampling)}\n\n"
         f"{decode_figures.timed_table(rows)}\n\n"
