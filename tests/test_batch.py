@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles.naive_llama import random_checkpoint
 from single_rows import same_bits
-from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
+from tiny_models import ScriptedModel, build_engine, build_llama
 
 from lookahead.config import LookaheadConfig
 from lookahead.errors import InputError
@@ -18,10 +18,7 @@ PROMPTS = [[1, 2, 3, 0, 1, 2], [2], [3, 0] * 20, [0, 0, 4, 1], [4, 2, 4, 2, 4, 2
 SHAPES = [(0, 2, 0), (3, 4, 3), (0, 5, 4), (2, 3, 0)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=[torch.bfloat16, torch.float32], ids=str)

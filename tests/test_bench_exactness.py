@@ -14,7 +14,6 @@ import exactness_cost
 import exactness_plan
 from exactness_texts import Text, compare_texts
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine
 from lookahead import batch as batch_module
@@ -22,11 +21,7 @@ from lookahead.kernels.largest_logit import largest_logit
 from lookahead.models.llama import Llama
 from lookahead.results import TokenLogprob
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

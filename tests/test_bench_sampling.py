@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, SamplingConfig
 
@@ -23,10 +22,7 @@ from sampling_words import describe
 DRAWN = ("--temperature", "1.1", "--top-p", "0.9", "--seed", "5")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,9 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.chat import HELP, main
@@ -18,15 +16,7 @@ NUM_TOKENS = 8
 NOTE = f"note: ended at {NUM_TOKENS} tokens, see --max-new-tokens"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

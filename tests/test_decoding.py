@@ -16,7 +16,6 @@ from tiny_models import (
     build_llama,
     build_step,
     engine_cache,
-    one_thread,
     start_step,
     text_of,
 )
@@ -42,10 +41,7 @@ CHECKPOINTS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

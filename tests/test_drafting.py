@@ -15,7 +15,6 @@ from tiny_models import (
     ScriptedModel,
     build_llama,
     build_step,
-    one_thread,
     pool_of,
     start_step,
     text_of,
@@ -32,10 +31,7 @@ CHECKPOINTS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

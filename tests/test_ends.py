@@ -11,7 +11,6 @@ from tiny_models import (
     ScriptedModel,
     build_engine,
     letters,
-    one_thread,
     run_request,
 )
 
@@ -25,10 +24,7 @@ N = 5
 SHAPES = [(0, N, 1), (3, N, 2)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def count(ids):

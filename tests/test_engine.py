@@ -1,14 +1,12 @@
 """The Python interface: what can be asked for, what comes back, what is refused and how."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from oracles.naive_llama import naive_greedy, naive_next_token
 from tiny_checkpoint import byte_tokenizer, tiny_model, write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Chunk, Engine, InputError, LookaheadConfig, Result, SamplingConfig
 from lookahead.step_costs import StepCosts
@@ -18,15 +16,7 @@ PROMPT = "abc abd abc"
 NUM_TOKENS = 24
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

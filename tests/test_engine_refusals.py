@@ -1,7 +1,5 @@
 """What the Python interface refuses, in one line that says what was expected."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from tiny_checkpoint import edit_json, write_tiny_checkpoint
@@ -11,11 +9,6 @@ from lookahead import Engine, InputError
 PROMPT = "abc abd abc"
 EMPTY = "the prompt is empty: after tokenising it has no tokens, expected at least 1"
 NEITHER = "a prompt must be text or a list of token ids, got "
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from oracles.naive_llama import random_checkpoint
 from single_rows import checked_steps, same_bits
 from slow import slow_unless
-from tiny_models import ScriptedModel, build_engine, build_llama, one_thread
+from tiny_models import ScriptedModel, build_engine, build_llama
 
 from lookahead.config import LookaheadConfig
 from lookahead.engine import Engine
@@ -30,10 +30,7 @@ MAX_LENGTH = 5 * BLOCK
 NUM_NEW = 24
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

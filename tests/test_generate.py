@@ -5,11 +5,9 @@ import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tiny_checkpoint import byte_tokenizer, write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, LookaheadConfig, Result
 from lookahead.generate import main
@@ -27,15 +25,7 @@ SUMMARY = re.compile(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

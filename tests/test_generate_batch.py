@@ -5,7 +5,6 @@ import json
 
 import pytest
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, LookaheadConfig
 from lookahead.generate import main
@@ -15,10 +14,7 @@ NUM_TOKENS = 24
 SHAPE = (3, 4, 3)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,6 @@ from lookahead.generate import main
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
 @pytest.fixture
 def refused(checkpoint, capsys) -> Callable[..., str]:
     """Run the command line, which must refuse; returns what it says behind "error: "."""

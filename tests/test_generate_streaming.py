@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, LookaheadConfig, Result
 from lookahead.batch import Batch
@@ -30,10 +29,7 @@ WITH_SIGINT = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ enumeration. Lookahead decoding gives each sample's very tokens, so it has that 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from oracles.naive_llama import naive_logits, random_checkpoint
 from oracles.naive_sampling import naive_probabilities
-from tiny_models import build_llama, build_step, one_thread, start_step, text_of
+from tiny_models import build_llama, build_step, start_step, text_of
 
 from lookahead import sampling
 from lookahead.config import AUTOREGRESSIVE, LookaheadConfig, SamplingConfig
@@ -52,10 +52,7 @@ WARPER_SETS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

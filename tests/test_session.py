@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_checkpoint import write_tiny_checkpoint
-from tiny_models import one_thread
 
 from lookahead import Engine, InputError, LookaheadConfig, SamplingConfig
 
@@ -23,10 +22,7 @@ SAMPLINGS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from eager_recorder import EagerRecorder
 from oracles.naive_llama import random_checkpoint
-from tiny_models import build_llama, build_step, one_thread, start_step, text_of
+from tiny_models import build_llama, build_step, start_step, text_of
 
 from lookahead import step_graph
 from lookahead.config import LookaheadConfig
@@ -17,10 +17,7 @@ LIMITS = (60, 33)
 MAX_LENGTH = 100
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)

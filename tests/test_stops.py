@@ -3,16 +3,12 @@
 import random
 
 import pytest
-from tiny_models import FragmentTokenizer, ScriptedModel, build_engine, one_thread, run_request
+from tiny_models import FragmentTokenizer, ScriptedModel, build_engine, run_request
 
 from lookahead.detokenizer import ByteRule, Decoding, IncrementalDetokenizer
 from lookahead.stops import StopText
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # The counting model in words, three tokens a step: 0 1 2, 3 4 0, 1 2 3.

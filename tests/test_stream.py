@@ -4,17 +4,13 @@ import math
 
 import pytest
 from oracles.naive_llama import naive_greedy, naive_next_token, random_checkpoint
-from tiny_models import build_engine, build_llama, engine_cache, one_thread
+from tiny_models import build_engine, build_llama, engine_cache
 
 from lookahead import step_numba
 from lookahead.config import LookaheadConfig
 from lookahead.errors import InputError
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 REQUESTS = [([1, 2, 3, 0, 1, 2], (3, 4, 3)), ([2], (0, 3, 4)), ([3, 0] * 9, (3, 4, 3))]

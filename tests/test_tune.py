@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracles.naive_llama import random_checkpoint
-from tiny_models import build_llama, one_thread
+from tiny_models import build_llama
 
 from lookahead import step_costs as module
 from lookahead.config import LookaheadConfig
@@ -15,11 +15,7 @@ from lookahead.layout import LookaheadLayout
 from lookahead.step_costs import ROW_COUNTS, StepCosts, measure, step_costs
 from lookahead.tune import YIELDS, tune
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

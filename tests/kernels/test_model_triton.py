@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from oracles.naive_llama import random_checkpoint
-from tiny_models import build_engine, build_llama, one_thread
+from tiny_models import build_engine, build_llama
 
 from lookahead.config import LookaheadConfig
 from lookahead.engine import Engine
@@ -16,10 +16,7 @@ SMOLLM2 = Path(__file__).parents[2] / "checkpoints" / "smollm2-135m-instruct"
 PROMPT = [3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 3, 1, 4]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("mode", ["lookahead", "autoregressive"])

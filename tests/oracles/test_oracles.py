@@ -23,13 +23,7 @@ LLAMA3_ROPE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Threads only slow tensors this small, and much so on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
