@@ -205,11 +205,11 @@ class Batch:
         prompt = f" of prompt {number + 1}" if len(self.answers) > 1 else ""
         after = f"after {self.answers[number].num_tokens} new tokens{prompt}"
         step = self._steps.step
-        if step.sampler.is_needed:
+        if step.sampler.changes_logits:
             return InputError(
                 f"no token can be drawn {after}: the largest logit is not a finite number behind "
                 "logits_processor, penalties, logit_bias and banned_tokens; leave a token that may be "
-                "chosen, and check that all are numbers"
+                "chosen, and check that all are numbers, the checkpoint's too"
             )
         return InputError(
             f"the model's logits are not finite {after}: its weights hold NaN or infinity, or overflow "

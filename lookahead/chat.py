@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lookahead.chat_stats import SessionStats
@@ -32,10 +33,12 @@ from lookahead.engine_options import (
 )
 from lookahead.errors import InputError, one_line
 from lookahead.sampling_options import add_sampling_options, sampling_of
+from lookahead.whole_file import write_whole
 
 if TYPE_CHECKING:
     from lookahead.conversation import Conversation
     from lookahead.engine import Engine
+    from lookahead.results import Result
     from lookahead.stream import Stream
 
 PROMPT = "> "
@@ -144,7 +147,10 @@ class Chat:
     def _read(self) -> str | None:
         """The next line; None at the end."""
         try:
-            return input(PROMPT if self._is_terminal else "")
+            if self._is_terminal:
+                return input(PROMPT)
+            line = sys.stdin.readline()  # `input` would write to standard output, if only nothing
+            return line.removesuffix("\n") if line else None
         except (EOFError, KeyboardInterrupt) as error:
             if self._is_terminal:
                 print()
@@ -165,7 +171,7 @@ class Chat:
     def _answer(self, text: str) -> None:
         """One turn, to its end or to Ctrl-C."""
         conversation = self._conversation
-        said_before = conversation.num_said
+        said_before = len(conversation.messages)
         try:
             stream = self._say(text)
             if conversation.is_rewritten:
@@ -174,19 +180,22 @@ class Chat:
                     "it is encoded anew"
                 )
             show(stream.batch, silent=False, with_summary=False)
-            result = stream.result
-            self._stats.add(result, conversation.prefilled_tokens, conversation.reused_tokens)
-            if result.finish_reason == "context":
-                self._note(
-                    "the context is full: /reset begins anew, --max-length may give more room"
-                )
-            if result.finish_reason == "length":
-                self._note(f"ended at {result.new_tokens} tokens, see --max-new-tokens")
         except KeyboardInterrupt:  # but not while it is shown
             conversation.close()
             print()
-            if conversation.num_said == said_before:
-                self._note("interrupted before the answer began: the message is left out")
+        if len(conversation.messages) == said_before:
+            self._note("interrupted before the answer began: the message is left out")
+        elif conversation.turn is not None:
+            self._tell(conversation.turn.stream.result)
+
+    def _tell(self, result: Result) -> None:
+        """Count the last answer, and say why it ended if that may be a surprise."""
+        conversation = self._conversation
+        self._stats.add(result, conversation.prefilled_tokens, conversation.reused_tokens)
+        if result.finish_reason == "context":
+            self._note("the context is full: /reset begins anew, --max-length may give more room")
+        if result.finish_reason == "length":
+            self._note(f"ended at {result.new_tokens} tokens, see --max-new-tokens")
 
     def _note(self, text: str) -> None:
         print(f"note: {text}", file=sys.stderr)
@@ -199,8 +208,7 @@ class Chat:
             raise InputError("/save needs the name of a file")
         content = json.dumps(self._conversation.messages, ensure_ascii=False, indent=2)
         try:
-            with open(os.path.expanduser(path), "w", encoding="utf-8") as file:
-                file.write(f"{content}\n")
+            write_whole(Path(os.path.expanduser(path)), f"{content}\n")
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else one_line(error)
             raise InputError(f"{path} cannot be written: {said}") from error

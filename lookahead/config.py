@@ -17,6 +17,8 @@ MAX_SEED = 2**64 - 1
 DEFAULT_STEP_ROWS = 128
 MAX_STEP_ROWS = 65536  # far more than any chip computes at the price of one
 MAX_COUNT = 2**31 - 1  # what 32-bit buffers can count
+# At less than this temperature the largest logit is taken, whatever ties with it.
+LEAST_TEMPERATURE = 1e-5
 MAX_NUMBER = 1e30  # of a warper: what float32 holds a sum of, and its inverse
 
 
@@ -98,8 +100,8 @@ class SamplingConfig:
     what each computes.
 
     Attributes:
-        temperature: logits are divided by it; 0 takes the largest, the lowest id on a tie.
-        top_k: keep the so many most probable tokens; 0 or None keeps all.
+        temperature: logits are divided by it; less than 1e-5 takes the largest, the lowest id on a tie.
+        top_k: keep the so many most probable tokens; 0 or None keeps all, and 1 takes the largest.
         top_p: keep the fewest most probable tokens whose probabilities sum to at least this.
         min_p: keep tokens of at least this share of the largest probability.
         repetition_penalty: logits of tokens in the history are divided by it if positive, else
@@ -145,7 +147,12 @@ class SamplingConfig:
     @property
     def is_plain(self) -> bool:
         """Whether it is the largest logit that is chosen, as it comes from the model."""
-        return self.temperature == 0 and not self.changes_logits
+        return self.takes_largest and not self.changes_logits
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it is the largest of the logits that is chosen, once they are changed."""
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
     @property
     def changes_logits(self) -> bool:
@@ -178,6 +185,8 @@ def _bias_pairs(given: Any) -> tuple[tuple[int, float], ...]:
     expected = "logit_bias must be pairs of a token id and a number below infinity"
     try:
         pairs = tuple(given.items() if isinstance(given, Mapping) else given)
+        if any(isinstance(value, str) for _, value in pairs):
+            raise TypeError("text is no number")
         bias = {token: float(value) for token, value in pairs}
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"{expected}, got {given!r:.80}") from None

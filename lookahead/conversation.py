@@ -8,7 +8,7 @@ the cache is the engine's business.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from lookahead.errors import InputError
@@ -46,12 +46,21 @@ class Turn:
         is_rewritten: whether what stands before the new message is no longer the prompt and answer that
             were there, so that all ids were made anew.
         stream: the answer.
+        before: the turn that this one goes on from.
     """
 
     rendered: str
     token_ids: list[int]
     is_rewritten: bool
     stream: Stream
+    before: Turn | None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it was ended before the answer began: then it is as if nothing had been said."""
+        result = self.stream.result
+        ended = self.stream.is_done and result.finish_reason == "interrupted"
+        return ended and not result.token_ids
 
     @property
     def answer_ids(self) -> list[int]:
@@ -101,15 +110,12 @@ class Conversation:
         return self._under_system(self._history)
 
     @property
-    def num_said(self) -> int:
-        """Messages up to the last one that is being, or was, answered; the system message is none."""
-        return len(self._said)
-
-    @property
     def _history(self) -> list[Message]:
         """All but the system message."""
         if self._turn is None or not self._turn.stream.is_done:
             return list(self._said)
+        if self._turn.is_void:
+            return self._said[:-1]
         return [*self._said, _message("assistant", self._turn.stream.result.text)]
 
     def _under_system(self, messages: Sequence[Message]) -> list[Message]:
@@ -143,7 +149,8 @@ class Conversation:
         """Add a message and start the answer. Options as for `Engine.stream`.
 
         Returns:
-            An iterator of chunks. When it has ended or was closed, its text is the next message.
+            An iterator of chunks. When it has ended or was closed, its text is the next message; if it
+            was closed before the answer began, this message is left out.
 
         Raises:
             InputError: something given cannot be used, the conversation no longer fits the context, or
@@ -166,11 +173,12 @@ class Conversation:
         before = None if self._turn is None else self._turn.stream
         stream = self._start(token_ids, before, on_logits=on_logits, **options)
         self._said = said
-        self._turn = Turn(rendered, token_ids, is_rewritten, stream)
+        self._turn = Turn(rendered, token_ids, is_rewritten, stream, self._last_turn)
         return stream
 
     def close(self) -> None:
-        """End the answer that is running, if one is; what there is of it is the next message."""
+        """End the answer that is running, if one is; what there is of it is the next message. Where
+        there is nothing of it, the message that it answers is left out too."""
         if self._turn is not None:
             self._turn.stream.close()
 
@@ -185,7 +193,7 @@ class Conversation:
 
         An answer's ids stay as the model chose them: its text alone may come to others.
         """
-        turn = self._turn
+        turn = self._last_turn
         if turn is not None:
             for begin in self._beginnings(turn):
                 if rendered.startswith(begin):
@@ -193,6 +201,14 @@ class Conversation:
                     return [*turn.token_ids, *turn.answer_ids, *rest], False
         ids = self._tokenizer.encode(rendered, add_special_tokens=False)
         return ids, turn is not None
+
+    @property
+    def _last_turn(self) -> Turn | None:
+        """The last one that counts, without those before it."""
+        turn = self._turn
+        if turn is not None and turn.is_void:
+            turn = turn.before
+        return None if turn is None else replace(turn, before=None)
 
     def _beginnings(self, turn: Turn) -> Iterator[str]:
         """What a next prompt may begin with if it goes on from this turn: a vocabulary may leave out

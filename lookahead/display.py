@@ -58,6 +58,7 @@ class Display:
         self._on_complete = on_complete
         self._silent = silent
         self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
+        self._num_samples = 1 + max(answer.request.sample for answer in batch.answers)
         self._turn = 0
         self._shown = 0  # characters of the answer whose turn it is
 
@@ -78,8 +79,7 @@ class Display:
         answers, result = self._batch.answers, self._batch.result(number)
         self._print("\n", None)
         if self._with_summary:
-            num_samples = 1 + max(each.request.sample for each in answers)
-            where = numbered_line(number, len(answers), num_samples)
+            where = numbered_line(number, len(answers), self._num_samples)
             print(f"{where}{summary(result)}", file=sys.stderr)
         if self._on_complete is not None:
             self._on_complete(number, result)

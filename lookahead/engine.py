@@ -7,7 +7,7 @@ Knows who may use the sequences that there are, one batch at a time. What can be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from lookahead.devices import dtype_name, refuse_out_of_memory
 from lookahead.errors import InputError
 from lookahead.load import Where, load_model, read_checkpoint
 from lookahead.models.llama import Llama
-from lookahead.prompt_ids import Prompt, as_prompts
+from lookahead.prompt_ids import NO_LISTS, Prompt, as_prompts
 from lookahead.request import Wishes, check_rows, fitting_size
 from lookahead.request_options import BatchOptions, DecodingOptions, RequestOptions
 from lookahead.results import Result
@@ -244,16 +244,20 @@ class Engine:
             num_samples=num_samples,
             logprobs=logprobs,
         )
-        if logits_processor is not None and not callable(logits_processor):
-            raise InputError(
-                "logits_processor must take logits and histories and return logits, got "
-                f"{logits_processor!r:.80}"
-            )
+        for name, given, expected in (
+            ("logits_processor", logits_processor, "take logits and histories and return logits"),
+            ("trace", trace, "be a callable that takes a step's record"),
+            ("on_logits", on_logits, "be a callable that takes logits"),
+        ):
+            if given is not None and not callable(given):
+                raise InputError(f"{name} must {expected}, got {given!r:.80}")
         if not isinstance(lookahead, LookaheadConfig | None):
             raise InputError(f"lookahead must be a LookaheadConfig, got {lookahead!r:.80}")
-        if isinstance(prompts, str | bytes):
+        if isinstance(prompts, NO_LISTS) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts must be a list of prompts, got {prompts!r:.80}")
-        requests = wishes.requests(prompts, self.tokenizer, self.model.config, self.max_length)
+        requests = wishes.requests(
+            list(prompts), self.tokenizer, self.model.config, self.max_length
+        )
         if mode == "autoregressive":
             config = AUTOREGRESSIVE
         else:

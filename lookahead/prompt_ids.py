@@ -1,7 +1,7 @@
 """What may be given as a prompt, and the token ids that it comes to."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, SupportsIndex
 
 from lookahead.config import ModelConfig
@@ -9,11 +9,12 @@ from lookahead.errors import InputError
 from lookahead.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+NO_LISTS = (str, bytes, Mapping, Set)  # of prompts or ids, though they can be iterated over
 
 
 def as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
     """The prompts, and whether a list of prompts was given rather than one prompt."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+    if isinstance(prompt, NO_LISTS) or not isinstance(prompt, Iterable):
         return [prompt], False
     items: list[Any] = list(prompt)
     return ([items], False) if all(map(_is_id, items)) else (items, True)
@@ -51,8 +52,8 @@ def prompt_ids(
 def _plain_ids(prompt: Sequence[int]) -> list[int]:
     """Plain numbers of ids that may come from any library."""
     try:
-        if isinstance(prompt, bytes):
-            raise TypeError("bytes are neither")
+        if isinstance(prompt, NO_LISTS):
+            raise TypeError("it has no order, or bytes are neither")
         return [operator.index(token) for token in prompt]
     except TypeError as error:
         raise InputError(

@@ -51,10 +51,11 @@ class Wishes:
         check_whole("num_samples", self.num_samples, least=1)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, least=0)
-        stop = self.stop
-        is_list = isinstance(stop, Iterable) and not isinstance(stop, str)
+        is_list = isinstance(self.stop, Iterable) and not isinstance(self.stop, str)
+        stop = tuple(self.stop) if is_list else ()
         if not is_list or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(f"stop must be a list of non-empty strings, got {stop!r:.80}")
+            raise InputError(f"stop must be a list of non-empty strings, got {self.stop!r:.80}")
+        object.__setattr__(self, "stop", stop)  # what was given may be an iterator
         if not isinstance(self.sampling, SamplingConfig):
             raise InputError(f"sampling must be a SamplingConfig, got {self.sampling!r:.80}")
 

@@ -15,7 +15,6 @@ from lookahead.kernels.draw import draw
 from lookahead.kernels.warpers import (
     FREQUENCY,
     HAS_BIAS,
-    LEAST_TEMPERATURE,
     MIN_NEW,
     MIN_P,
     NUM_VALUES,
@@ -67,9 +66,8 @@ class Sampler:
         self.config = config
         self._processor = processor
         values, bias, seed = self._warpers
-        temperature = max(config.temperature, LEAST_TEMPERATURE) if config.temperature else 0.0
         given = {
-            TEMPERATURE: temperature,
+            TEMPERATURE: 0.0 if config.takes_largest else config.temperature,
             TOP_K: config.top_k or 0,
             TOP_P: 1.0 if config.top_p is None else max(config.top_p, LEAST_SHARE),
             MIN_P: config.min_p or 0.0,
@@ -87,6 +85,11 @@ class Sampler:
         bias.copy_(dense)
         bits = config.seed - (1 << 64) if config.seed >> 63 else config.seed
         seed.fill_(bits)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether what is drawn from may be something else than the model's logits."""
+        return self._processor is not None or self.config.changes_logits
 
     @property
     def is_needed(self) -> bool:

@@ -16,7 +16,9 @@ OnLogits = Callable[[torch.Tensor], None]
 
 def numbered(on_logits: OnLogits | None) -> BatchLogits | None:
     """The same callable for a batch of one."""
-    return None if on_logits is None else lambda _, logits: on_logits(logits)
+    if on_logits is None or not callable(on_logits):  # the batch refuses what is neither
+        return on_logits
+    return lambda _, logits: on_logits(logits)
 
 
 class Stream:

@@ -1,20 +1,23 @@
 """The chat's command line: what it prints where, its commands, and what it refuses in one line."""
 
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tiny_checkpoint import write_tiny_checkpoint
 
 from lookahead import Engine, LookaheadConfig
+from lookahead.batch import Batch
 from lookahead.chat import HELP, main
 
 SHAPE = LookaheadConfig(4, 3, 2)
 NUM_TOKENS = 8
 NOTE = f"note: ended at {NUM_TOKENS} tokens, see --max-new-tokens"
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,6 +72,37 @@ def test_help(chat):
 
 def saved(path):
     return [(each["role"], each["content"]) for each in json.loads(path.read_text("utf-8"))]
+
+
+def test_ctrl_c_before_the_answer_leaves_the_message_out(chat, tmp_path, monkeypatch):
+    path, start = tmp_path / "messages", Batch._start
+    numbers = iter(range(3))
+
+    def interrupted(self, sequence, answer):
+        if next(numbers) == 1:
+            raise KeyboardInterrupt
+        start(self, sequence, answer)
+
+    monkeypatch.setattr(Batch, "_start", interrupted)
+    lines = ["abc", "bad", "/stats", "hg", f"/save {path}"]
+    code, _, err = chat([line.encode() for line in lines])
+    assert code == 0
+    assert err[:2] == [NOTE, "note: interrupted before the answer began: the message is left out"]
+    assert "session: 1 answer, " in err[4]
+    assert [text for role, text in saved(path) if role == "user"] == ["abc", "hg"]
+
+
+def test_save_keeps_what_was_there_if_it_fails(chat, tmp_path, monkeypatch):
+    path = tmp_path / "messages"
+    path.write_text("precious")
+
+    def full(self, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    code, _, err = chat([b"abc", f"/save {path}".encode()])
+    assert (code, err[-1]) == (2, f"error: {path} cannot be written: No space left on device")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["precious"]
 
 
 def test_save_system_and_reset(chat, engine, tmp_path):

@@ -174,7 +174,7 @@ def test_only_new_tokens_go_through_the_model(tmp_path, monkeypatch):
     assert counts(conversation) == (len(seen), stream.result.prompt_tokens - len(seen) - 1)
 
 
-@pytest.mark.parametrize("num_chunks", [0, 1, 3])
+@pytest.mark.parametrize("num_chunks", [1, 3])
 def test_an_interrupted_answer_stays_as_far_as_it_came(engine, num_chunks):
     conversation = engine.conversation()
     say(conversation, "abc")
@@ -187,10 +187,28 @@ def test_an_interrupted_answer_stays_as_far_as_it_came(engine, num_chunks):
     before = conversation.turn.token_ids
     result = say(conversation, "hg")
     assert conversation.turn.token_ids == engine.tokenizer.chat_ids(conversation.messages[:-1])
-    if num_chunks:
-        assert conversation.reused_tokens == len(before) + len(text) - 1
-    else:  # the prompt had not been read: what was there before it remains
-        assert 0 < conversation.reused_tokens < len(before) - 1
+    assert conversation.reused_tokens == len(before) + len(text) - 1
+    assert result.token_ids == answer_alone(engine, conversation)
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+def test_a_message_whose_answer_had_not_begun_is_left_out(engine, num_turns):
+    conversation = engine.conversation("be brief")
+    for text in ("abc", "a")[:num_turns]:
+        say(conversation, text)
+    said = conversation.messages
+    last = None if conversation.turn is None else conversation.turn
+    for text in ("bad", "worse"):
+        conversation.say(text, lookahead=SHAPE)
+        assert conversation.messages == [*said, {"role": "user", "content": text}]
+        conversation.close()
+        assert conversation.messages == said
+    result = say(conversation, "hg")
+    assert conversation.messages[:-1] == [*said, {"role": "user", "content": "hg"}]
+    assert not conversation.is_rewritten
+    assert conversation.turn.token_ids == engine.tokenizer.chat_ids(conversation.messages[:-1])
+    if last is not None:  # what was there before stays in the cache
+        assert conversation.reused_tokens == len(last.token_ids) + len(last.answer_ids) - 1
     assert result.token_ids == answer_alone(engine, conversation)
 
 
@@ -212,8 +230,10 @@ def test_an_interruption_while_a_prompt_is_read(tmp_path, monkeypatch):
         next(stream)
     monkeypatch.undo()
     assert engine_cache(engine).commit == commit
-    assert conversation.messages[-1] == {"role": "assistant", "content": ""}
+    assert [each["content"] for each in conversation.messages][:1] == ["abc"]
+    assert len(conversation.messages) == 2
     result = say(conversation, "hg")
+    assert [each["role"] for each in conversation.messages] == ["user", "assistant"] * 2
     assert conversation.reused_tokens == reused
     assert result.token_ids == answer_alone(engine, conversation)
 

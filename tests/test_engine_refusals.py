@@ -83,6 +83,8 @@ def test_several_answers_are_for_a_batch(engine, method):
         (5, f"{NEITHER}5"),
         ([1.5], f"{NEITHER}1.5"),
         ([["a"]], f"{NEITHER}['a']"),
+        ({1}, f"{NEITHER}{{1}}"),
+        ({1: 2}, f"{NEITHER}{{1: 2}}"),
         (torch.zeros(2, 3), f"prompt 1 of 2: {NEITHER}tensor([0., 0., 0.])"),
         (["a", "", "b"], f"prompt 2 of 3: {EMPTY}"),
         (
@@ -142,10 +144,26 @@ def test_requests_that_are_refused(engine, options, said):
         ({"lookahead": (5, 4, 5)}, "lookahead must be a LookaheadConfig, got (5, 4, 5)"),
         ({"lookahead": {}}, "lookahead must be a LookaheadConfig, got {}"),
         ({"sampling": 5}, "sampling must be a SamplingConfig, got 5"),
+        ({"trace": 3}, "trace must be a callable that takes a step's record, got 3"),
+        ({"on_logits": 3}, "on_logits must be a callable that takes logits, got 3"),
     ],
 )
 def test_arguments_of_another_kind(engine, options, said):
     assert refusal(engine.generate, PROMPT, **options) == said
+    assert refusal(engine.stream, PROMPT, **options) == said
+
+
+@pytest.mark.parametrize("prompts", [None, 3, "abc", {1: 2}, {"a", "b"}])
+def test_prompts_that_are_no_list(engine, prompts):
+    assert refusal(engine.batch, prompts) == f"prompts must be a list of prompts, got {prompts!r}"
+
+
+def test_stops_and_prompts_may_come_one_by_one(engine):
+    whole = engine.generate(PROMPT, max_new_tokens=12).text
+    ended = engine.generate(PROMPT, max_new_tokens=12, stop=iter([whole[4:6]])).text
+    assert ended == whole[: whole.index(whole[4:6])]
+    batch = engine.batch(iter([PROMPT]), max_new_tokens=12)
+    assert [result.text for result in batch.run_to_end()] == [whole]
 
 
 def test_devices_and_names_of_torch(checkpoint):

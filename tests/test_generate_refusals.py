@@ -78,7 +78,9 @@ def test_damaged_weights(refused, tmp_path, damage, said):
     assert str(path) in message or message.startswith(f"{WEIGHTS}: ")
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--compare",)])
+@pytest.mark.parametrize(
+    "options", [(), ("--json",), ("--compare",), ("--temperature", 1, "--top-p", 0.9)]
+)
 def test_weights_that_are_not_numbers(refused, tmp_path, options):
     path = write_tiny_checkpoint(tmp_path) / WEIGHTS
     weights = load_file(path)
@@ -270,19 +272,27 @@ def test_standard_input_that_is_closed(refused, monkeypatch):
     assert said == "standard input is closed: give --prompt TEXT or a file"
 
 
-def run_program(program: str, checkpoint: Path) -> subprocess.CompletedProcess:
-    options = ["--ckpt", str(checkpoint), "--prompt", "abc", "--max-new-tokens", "3"]
+def run_program(program: str, checkpoint: Path, *given: str) -> subprocess.CompletedProcess:
+    options = ["--ckpt", str(checkpoint), *given, "--max-new-tokens", "3"]
     return subprocess.run(
-        [sys.executable, "-c", program, *options], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *options],
+        input="abc\n",  # a chat's message
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_output_that_cannot_be_written(checkpoint):
+@pytest.mark.parametrize(
+    ("name", "given"), [("generate", ("--prompt", "abc")), ("chat", ())], ids=["generate", "chat"]
+)
+def test_output_that_cannot_be_written(checkpoint, name, given):
     done = run_program(
         "import sys; sys.stdout = open('/dev/full', 'w')\n"
-        "from lookahead.generate import _program; _program()",
+        f"from lookahead.{name} import _program; _program()",
         checkpoint,
+        *given,
     )
     assert done.returncode == 2
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
@@ -298,6 +308,7 @@ def test_an_interrupt_while_libraries_are_imported(checkpoint):
         "sys.meta_path.insert(0, Interrupted())\n"
         "from lookahead.generate import _program; _program()",
         checkpoint,
+        *("--prompt", "abc"),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -307,6 +318,7 @@ def test_wrong_options_are_told_without_torch(checkpoint):
         "import sys; sys.argv += ['--window', '-1']; sys.modules['torch'] = None\n"
         "from lookahead.generate import _program; _program()",
         checkpoint,
+        *("--prompt", "abc"),
     )
     assert done.returncode == 2
     assert done.stderr == "error: window must be a whole number of at least 0, got -1\n"
@@ -317,6 +329,7 @@ def test_output_streams_that_are_closed(checkpoint):
         done = run_program(
             f"import sys; sys.{name} = None\nfrom lookahead.generate import _program; _program()",
             checkpoint,
+            *("--prompt", "abc"),
         )
         assert done.returncode == 0
         assert "Traceback" not in done.stderr

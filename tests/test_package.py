@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "lookahead"
 # A file imports only from rows above its own. Each file is in the first row that names it.
 ROWS = [
     "errors",
-    "json_file",
+    "json_file whole_file",
     "config layout",
     "detokenizer chat_template",
     "vocabulary",

@@ -211,7 +211,15 @@ def test_seeds_and_samples_differ(checkpoint):
     assert len({text for _, text in texts}) > 6
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1e-9}, {"temperature": 1.0, "top_k": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-9},
+        {"temperature": 9.9e-6},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1e30, "top_k": 1},
+    ],
+)
 def test_little_temperature_and_the_most_probable_token_are_greedy(checkpoint, options):
     greedy = sample_texts(build(checkpoint, AUTOREGRESSIVE, 1, {}), 0)
     for config in (AUTOREGRESSIVE, LookaheadConfig(3, 3, 2)):

@@ -127,6 +127,28 @@ def test_the_example_of_the_documentation_runs(checkpoint, engine, capsys):
     assert text.isdigit()
 
 
+@pytest.mark.parametrize("mode", ["autoregressive", "lookahead"])
+def test_little_temperature_is_greedy_where_logits_are_equal(engine, mode):
+    def texts(**options):
+        return {
+            engine.generate(
+                [1, 2, 3],
+                max_new_tokens=12,
+                mode=mode,
+                lookahead=LookaheadConfig(5, 4, 5),
+                sampling=SamplingConfig(seed=seed, **options),
+                logits_processor=lambda logits, _: (logits / 4).round(),
+                ignore_eos=True,
+            ).text
+            for seed in range(4)
+        }
+
+    greedy = texts()
+    assert len(greedy) == 1
+    assert texts(temperature=9e-6) == texts(temperature=1e30, top_k=1) == greedy
+    assert len(texts(temperature=1e-4)) == 4, "equal logits are drawn by the seed"
+
+
 class Counting:
     """Depends on how often it was called."""
 

@@ -17,8 +17,6 @@ import torch
     HAS_BIAS,
     NUM_VALUES,
 ) = range(10)
-# Its inverse is still a number; what is drawn at less is the largest anyway.
-LEAST_TEMPERATURE = 1e-30
 
 
 class Warpers(NamedTuple):
@@ -27,7 +25,7 @@ class Warpers(NamedTuple):
     Attributes:
         values: [NUM_VALUES] float32. A warper that does nothing has TOP_K 0, TOP_P 1, MIN_P 0,
             REPETITION 1, PRESENCE, FREQUENCY, MIN_NEW and HAS_BIAS 0. TEMPERATURE 0 takes the
-            largest; else it is at least LEAST_TEMPERATURE.
+            largest; else it is so large that its inverse is a number.
         bias: [vocab] float32, added; -inf bans. Read if HAS_BIAS is not 0.
         seed: [1] int64, the bits of the stream's 64-bit seed.
     """
