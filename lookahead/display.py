@@ -58,7 +58,7 @@ class Display:
         self._on_complete = on_complete
         self._silent = silent
         self._colours = cycle(COLOURS if sys.stdout.isatty() else (None,))
-        self._num_samples = 1 + max(answer.request.sample for answer in batch.answers)
+        self._num_samples = 1 + max((each.request.sample for each in batch.answers), default=0)
         self._turn = 0
         self._shown = 0  # characters of the answer whose turn it is
 

@@ -1,7 +1,7 @@
 """What may be asked of the engine beside (W, N, G), checked, and the requests that it comes to."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lookahead.config import MODES, LookaheadConfig, ModelConfig, SamplingConfig, check_whole
@@ -51,11 +51,10 @@ class Wishes:
         check_whole("num_samples", self.num_samples, least=1)
         if self.logprobs is not None:
             check_whole("logprobs", self.logprobs, least=0)
-        is_list = isinstance(self.stop, Iterable) and not isinstance(self.stop, str)
-        stop = tuple(self.stop) if is_list else ()
+        stop = self.stop  # no iterator, which can be read only once
+        is_list = isinstance(stop, Collection) and not isinstance(stop, str)
         if not is_list or not all(isinstance(text, str) and text for text in stop):
-            raise InputError(f"stop must be a list of non-empty strings, got {self.stop!r:.80}")
-        object.__setattr__(self, "stop", stop)  # what was given may be an iterator
+            raise InputError(f"stop must be a list of non-empty strings, got {stop!r:.80}")
         if not isinstance(self.sampling, SamplingConfig):
             raise InputError(f"sampling must be a SamplingConfig, got {self.sampling!r:.80}")
 

@@ -158,12 +158,13 @@ def test_prompts_that_are_no_list(engine, prompts):
     assert refusal(engine.batch, prompts) == f"prompts must be a list of prompts, got {prompts!r}"
 
 
-def test_stops_and_prompts_may_come_one_by_one(engine):
+def test_prompts_may_come_one_by_one_and_stop_strings_may_not(engine):
     whole = engine.generate(PROMPT, max_new_tokens=12).text
-    ended = engine.generate(PROMPT, max_new_tokens=12, stop=iter([whole[4:6]])).text
-    assert ended == whole[: whole.index(whole[4:6])]
     batch = engine.batch(iter([PROMPT]), max_new_tokens=12)
     assert [result.text for result in batch.run_to_end()] == [whole]
+    for method in (engine.generate, engine.stream, engine.compare):
+        said = refusal(method, PROMPT, stop=iter([whole[4:6]]))
+        assert said.startswith("stop must be a list of non-empty strings, got <list_iterator")
 
 
 def test_devices_and_names_of_torch(checkpoint):
