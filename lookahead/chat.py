@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from lookahead.chat_stats import SessionStats
 from lookahead.command_line import WRONG_INPUT, Parser, exit_code, print_error, run_as_program
@@ -207,11 +207,22 @@ class Chat:
         if not path:
             raise InputError("/save needs the name of a file")
         content = json.dumps(self._conversation.messages, ensure_ascii=False, indent=2)
+        file = Path(os.path.expanduser(path))
+        if _is_output(file, sys.stdout) or _is_output(file, sys.stderr):
+            raise InputError(f"{path} is where this chat writes to: name another file")
         try:
-            write_whole(Path(os.path.expanduser(path)), f"{content}\n")
+            write_whole(file, f"{content}\n")
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else one_line(error)
             raise InputError(f"{path} cannot be written: {said}") from error
+
+
+def _is_output(file: Path, output: TextIO) -> bool:
+    """Whether a file is what an output was redirected to."""
+    try:
+        return os.path.isfile(output.fileno()) and os.path.samefile(file, output.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _program() -> NoReturn:

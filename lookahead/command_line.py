@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -23,8 +24,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_error(error: object) -> None:
-    """One line on standard error."""
-    print(f"error: {error}", file=sys.stderr)
+    """One line on standard error, if that can be written."""
+    with suppress(OSError):
+        print(f"error: {error}", file=sys.stderr)
 
 
 def exit_code(run: Callable[[], int]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lookahead.answer import Answer, Kept
 from lookahead.batch import Batch, OnLogits, Trace
@@ -186,7 +186,13 @@ class Engine:
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.
         """
-        return Stream(self.batch([prompt], on_logits=numbered(on_logits), **options))
+        ran_last = self._running
+        batch = self.batch([prompt], on_logits=numbered(on_logits), **options)
+        try:
+            return Stream(batch)
+        except InputError:  # the batch has not begun: what ran before it is still in the cache
+            self._running = ran_last
+            raise
 
     def batch(
         self,
@@ -308,8 +314,12 @@ class Engine:
             tells whether the ids are the same, `difference` where and why not.
         """
 
+        # Ids may come one by one, and are read twice.
+        prompts, is_list = as_prompts(prompt)
+        given: Any = prompts if is_list else prompts[0]
+
         def start(mode: str, on_logits: StreamLogits | None = None) -> Stream:
-            return self.stream(prompt, mode=mode, on_logits=on_logits, **options)
+            return self.stream(given, mode=mode, on_logits=on_logits, **options)
 
         result = start("lookahead").run_to_end()
         return compared(result, start("autoregressive").run_to_end(), start)
@@ -334,7 +344,9 @@ class Engine:
         if before is not None and before.batch is ran_last:
             in_cache = _num_common(token_ids[:-1], before.answer.committed_ids)
             is_same_pool = before.batch.step is stream.batch.step
-            stream.answer.kept = Kept(in_cache, in_cache if is_same_pool else 0)
+            kept = before.answer.kept
+            in_pool = in_cache if before.answer.is_prefilled else min(in_cache, kept.in_pool)
+            stream.answer.kept = Kept(in_cache, in_pool if is_same_pool else 0)
         return stream
 
     def chat_ids(self, message: str, system: str | None = None) -> list[int]:

@@ -28,7 +28,6 @@ from lookahead.json_file import read_json_object
 from lookahead.kv_cache import KVCache
 from lookahead.layout import LookaheadLayout
 from lookahead.models.llama import Llama
-from lookahead.whole_file import write_whole
 
 ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT = 256  # committed tokens while measuring
@@ -86,7 +85,12 @@ def step_costs(model: Llama, max_length: int, max_step_rows: int) -> StepCosts:
     costs = measure(model, context, [count for count in ROW_COUNTS if count <= max_step_rows])
     with suppress(OSError):  # then it is measured anew each time
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"key": key, **asdict(costs)}))
+        partial = path.with_suffix(f".{time.time_ns()}")
+        try:
+            partial.write_text(json.dumps({"key": key, **asdict(costs)}), encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     return costs
 
 

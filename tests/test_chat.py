@@ -1,17 +1,15 @@
 """The chat's command line: what it prints where, its commands, and what it refuses in one line."""
 
-import errno
 import io
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from full_disk import FullDisk
 from tiny_checkpoint import write_tiny_checkpoint
 
-from lookahead import Engine, LookaheadConfig
+from lookahead import Engine, LookaheadConfig, whole_file
 from lookahead.batch import Batch
 from lookahead.chat import HELP, main
 
@@ -95,14 +93,36 @@ def test_ctrl_c_before_the_answer_leaves_the_message_out(chat, tmp_path, monkeyp
 def test_save_keeps_what_was_there_if_it_fails(chat, tmp_path, monkeypatch):
     path = tmp_path / "messages"
     path.write_text("precious")
-
-    def full(self, *_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(whole_file, "FileIO", FullDisk)
     code, _, err = chat([b"abc", f"/save {path}".encode()])
     assert (code, err[-1]) == (2, f"error: {path} cannot be written: No space left on device")
     assert [each.read_text() for each in tmp_path.iterdir()] == ["precious"]
+
+
+def test_save_does_not_write_over_the_chats_own_output(checkpoint, tmp_path):
+    path, loop = tmp_path / "output", tmp_path / "loop"
+    path.write_text("previous\n")
+    loop.symlink_to(loop)
+    lines = f"abc\n/save {path}\n/save {loop}\nabc\n"
+    command = [
+        sys.executable,
+        "-m",
+        "lookahead.chat",
+        "--ckpt",
+        checkpoint,
+        "--max-new-tokens",
+        "3",
+    ]
+    with path.open("a") as output:
+        done = subprocess.run(
+            command, input=lines, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2
+    assert errors[0] == f"error: {path} is where this chat writes to: name another file"
+    assert errors[1].startswith(f"error: {loop} cannot be written: Too many levels")
+    assert path.read_text().startswith("previous\n")
+    assert len(path.read_text().split("\n")) == 4, "both answers are there"
 
 
 def test_save_system_and_reset(chat, engine, tmp_path):

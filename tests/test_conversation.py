@@ -212,6 +212,31 @@ def test_a_message_whose_answer_had_not_begun_is_left_out(engine, num_turns):
     assert result.token_ids == answer_alone(engine, conversation)
 
 
+def test_a_message_that_is_refused_leaves_the_cache_alone(engine):
+    conversation = engine.conversation()
+    result = say(conversation, "abc")
+    reused = len(conversation.turn.token_ids) + len(result.token_ids) - 1
+    for options in ({"num_samples": 2}, {"max_new_tokens": 0}, {"trace": 3}):
+        with pytest.raises(InputError):
+            conversation.say("x", **options)
+    say(conversation, "hg")
+    assert conversation.reused_tokens == reused
+
+
+def test_a_pool_that_an_answer_did_not_get_to_fill_is_filled_later(engine):
+    shape, counts = LookaheadConfig(0, 4, 8), []
+    for is_closed in (False, True):
+        conversation = engine.conversation()
+        say(conversation, "abcdefgh" * 6, max_new_tokens=40)
+        if is_closed:
+            conversation.say("zz", lookahead=shape).close()
+        records = []
+        say(conversation, "abc", shape, max_new_tokens=30, trace=records.append)
+        counts.append([len(record.candidates) for record in records])
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) > 0
+
+
 def test_an_interruption_while_a_prompt_is_read(tmp_path, monkeypatch):
     engine = make_engine(tmp_path)
     conversation = engine.conversation()

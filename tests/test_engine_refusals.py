@@ -63,6 +63,13 @@ def test_too_little_memory_is_refused(checkpoint):
     )
 
 
+def test_ids_may_come_one_by_one(engine):
+    expected = engine.generate([1, 2, 3], max_new_tokens=6).token_ids
+    for method in (engine.generate, engine.compare):
+        assert method((token for token in [1, 2, 3]), max_new_tokens=6).token_ids == expected
+    assert refusal(engine.compare, ["a", "b"]) == f"{NEITHER}['a', 'b']"
+
+
 @pytest.mark.parametrize("method", ["stream", "session", "compare"])
 def test_several_answers_are_for_a_batch(engine, method):
     said = refusal(getattr(engine, method), PROMPT, num_samples=2)
