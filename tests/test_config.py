@@ -65,6 +65,7 @@ def test_lookahead_refuses(fields, said):
         ({"logit_bias": {1: math.inf}}, f"{BIAS}, got inf for token 1"),
         ({"logit_bias": ((1, 0.5), (1, 0.6))}, f"{BIAS}, each id once, got ((1, 0.5), (1, 0.6))"),
         ({"logit_bias": 3}, f"{BIAS}, got 3"),
+        ({"logit_bias": {1: "2"}}, f"{BIAS}, got {{1: '2'}}"),
         (
             {"logit_bias": {5: 1e39}},
             "logit_bias of token 5 must be at most 1e+30 in size, got 1e+39",
