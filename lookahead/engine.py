@@ -186,13 +186,12 @@ class Engine:
         Returns:
             An iterator of chunks, one a step; its `result` is ready at the end.
         """
-        ran_last = self._running
-        batch = self.batch([prompt], on_logits=numbered(on_logits), **options)
-        try:
-            return Stream(batch)
-        except InputError:  # the batch has not begun: what ran before it is still in the cache
-            self._running = ran_last
-            raise
+        num_samples = options.get("num_samples", 1)  # `batch` would take more than one
+        if num_samples != 1:
+            raise InputError(
+                f"a stream is of one answer, got {num_samples}: use `batch` for several"
+            )
+        return Stream(self.batch([prompt], on_logits=numbered(on_logits), **options))
 
     def batch(
         self,

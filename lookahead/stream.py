@@ -7,7 +7,6 @@ import torch
 from lookahead.answer import Answer
 from lookahead.batch import Batch
 from lookahead.batch import OnLogits as BatchLogits
-from lookahead.errors import InputError
 from lookahead.results import Chunk, Result
 
 # Called with each step's logits [count, vocab]: those that its tokens are the choices of.
@@ -31,12 +30,7 @@ class Stream:
     """
 
     def __init__(self, batch: Batch) -> None:
-        """Raises InputError for a batch that is not of one request, and ends it."""
-        if len(batch.answers) != 1:
-            batch.close()
-            raise InputError(
-                f"a stream is of one answer, got {len(batch.answers)}: use `batch` for several"
-            )
+        """`batch` holds one request."""
         self.batch = batch
 
     def __iter__(self) -> "Stream":
